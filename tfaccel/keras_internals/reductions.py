@@ -147,16 +147,31 @@ def own_metrics_updated_by(update: Callable) -> Iterator[None]:
 
 @contextlib.contextmanager
 def results_noted_by(note: Callable) -> Iterator[None]:
-    """Within the context, a function is called with each metric and the result that it returned.
+    """Within the context, a function computes the result of each metric that the step asks for.
 
-    A result that is a variable becomes its value, which a log can be recognized by.
+    A result that is a variable becomes its value, which a log can be recognized by. The result of
+    a metric within another one is left as it is.
+
+    Args:
+      note: A function of (metric, compute). `compute()` is the result.
     """
+    is_busy = False
 
     def noting(own_result, metric):
-        result = own_result.__get__(metric, type(metric))()
-        result = tf.nest.map_structure(_value_of, result)
-        note(metric, result)
-        return result
+        nonlocal is_busy
+        own = own_result.__get__(metric, type(metric))
+        if is_busy:
+            return own()
+
+        def compute():
+            nonlocal is_busy
+            is_busy = True
+            try:
+                return tf.nest.map_structure(_value_of, own())
+            finally:
+                is_busy = False
+
+        return note(metric, compute)
 
     with contextlib.ExitStack() as patches:
         for kind in _kinds_of(keras.metrics.Metric):

@@ -50,6 +50,7 @@ _OF_SHAPES = ("StridedSlice", "GatherV2", "Prod", "Mul", "AddV2", "Sub", "Maximu
 # Libraries whose layers compute each row by itself, except for batch normalization.
 _LIBRARIES = ("keras.src.layers.", "keras_hub.", "keras_cv.")
 
+_ASSIGN = TensorFlowVariable.assign
 _noticed = threading.local()
 _NUMBERS = itertools.count()
 
@@ -209,6 +210,11 @@ def unassigned(variables: Iterable | None = None) -> contextlib.AbstractContextM
         return variable if kept is None or id(variable) in kept else direct(variable, value)
 
     return patched(TensorFlowVariable, "assign", assign)
+
+
+def assigned() -> contextlib.AbstractContextManager:
+    """Returns a context within `unassigned` in which variables do get what they are assigned."""
+    return patched(TensorFlowVariable, "assign", _ASSIGN)
 
 
 def _kinds_of(metrics: Iterable[keras.metrics.Metric]) -> list[type]:

@@ -76,12 +76,13 @@ from tfaccel.step import (
     returned,
 )
 from tfaccel.step import totals as totals_lib
+from tfaccel.step.merged_results import UsesResultsError
 from tfaccel.step.recoverable import Recoverable
 from tfaccel.step.row_alarm import Alarm, AsksRowsError, MayJoinError
 from tfaccel.step.row_plan import Plan, planned
 from tfaccel.step.shapes import Shapes, rows_of_all
 from tfaccel.step.totals import ROWS_UNIT, Layout, Span, Totals
-from tfaccel.step.whole_batch import Rows
+from tfaccel.step.whole_batch import Rows, reduced
 
 log = logging.getLogger("tfaccel")
 
@@ -264,6 +265,7 @@ class _Step:
         self._config, self.choice, self.trains = config, choice, trains
         self.several = strategy.num_replicas_in_sync > 1
         self._join, self._is_own, self._asks_rows = AFTER, False, False
+        self._merges_results = False
         self._plans, self._is_plain = {}, False  # by the shapes of the batch
         self._constants = {}  # logs that are no numbers
         summed = self.several or (trains and config.accumulation_steps > 1)
@@ -316,6 +318,7 @@ class _Step:
             except AsksRowsError:
                 self._asks_rows = True
             except JoinsRowsError as error:
+                self._merges_results |= isinstance(error, UsesResultsError)
                 why = str(error) or "a loss or a reduction is no mean over rows"
                 log.info("step: values are joined where the step computes them, because %s", why)
                 self.join_within(why)
@@ -369,7 +372,7 @@ class _Step:
         is_local = len(self._replicas) == replica.num_replicas
         if plan.gathers and not (is_local or self._asks_rows or tf.executing_eagerly()):
             raise AsksRowsError
-        reduce = functools.partial(_reduced, replica, collectives=collectives)
+        reduce = functools.partial(reduced, replica, collectives=collectives)
         rows_of_all = [num_rows] * replica.num_replicas if are_full else self._rows_of_all
         if of_part is not None:
             reduce = functools.partial(of_part.sum, reduce=reduce)
@@ -386,6 +389,7 @@ class _Step:
             reduces_rows=self._config.reductions == "all_replicas",
             gradients_as="float16" if self._config.float16_allreduce else None,
             joins_in_loops=of_part is None and runs_eagerly(self._model),
+            merges_results=self._merges_results or runs_eagerly(self._model),
         )
 
     def _planned(self, step, replica: Replica, batch, *, padded: bool) -> tuple[Plan, str | None]:
@@ -721,29 +725,6 @@ def _replica_step(
     if updates_in_xla:
         update = _compiled(replica, update)
     return in_parts
-
-
-def _reduced(
-    replica: Replica, values: list[tf.Tensor], *, collectives: InXla | None
-) -> list[tf.Tensor]:
-    """Returns the sums over the replicas of tensors, within a step."""
-    if replica.num_replicas == 1:
-        return values
-    if collectives is not None:
-        if not collectives.is_possible:
-            raise in_xla.NotInXlaError(
-                "a branch or a loop of the step joins values of all replicas"
-            )
-        return collectives.all_reduce(values)
-    sums = []
-    for each in values:
-        if each.shape.num_elements() == 0:  # ends the process in TensorFlow 2.21
-            sums.append(each)
-            continue
-        small = each.dtype.is_integer and each.dtype not in (tf.int32, tf.int64)
-        sent = tf.int64 if small else tf.float32 if each.dtype == tf.bfloat16 else each.dtype
-        sums.append(tf.cast(replica.all_reduce(tf.cast(each, sent)), each.dtype))
-    return sums
 
 
 def _compiled(replica: Replica, function: Callable) -> Callable:

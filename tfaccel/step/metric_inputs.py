@@ -81,13 +81,13 @@ class Inputs:
     def begin_part(self, num_rows: int | None, weight) -> None:
         """Begins a part of the batch, of so many rows and of this weight: its rows, in any unit."""
         self._num_rows, self._weight, self._weight_index = num_rows, weight, None
-        self.numbers, self._num_sent = [], 0
+        self.numbers, self._num_sent, self._own = [], 0, []
         self._known = {}  # what stands for a tensor that several metrics get, by id, and the tensor
 
     def of_part(self) -> list[tuple]:
         """Returns the places of what a part has for itself."""
         names = ("is_own", "has_rows", "numbers", "_num_rows", "_weight", "_weight_index")
-        return [(self, each) for each in (*names, "_num_sent", "_known")]
+        return [(self, each) for each in (*names, "_num_sent", "_known", "_own")]
 
     def kept(self, metric, arguments):
         """Keeps the arguments of a call; returns the same nest of what stands for them."""
@@ -148,11 +148,12 @@ class Inputs:
         """Keeps rows behind those of the earlier parts; returns their place."""
         place = self._num_sent
         self._num_sent += 1
+        self._own.append(tf.cast(value, _sent_as(value.dtype)))
         if place == len(self._sent):
             self._sent.append([])
             self._rows_per_row.append(times)
         if times != SAME or not self._sent[place]:
-            self._sent[place].append(tf.cast(value, _sent_as(value.dtype)))
+            self._sent[place].append(self._own[place])
         return place
 
     def _differs(self, value) -> bool:
@@ -196,6 +197,15 @@ class Inputs:
         sent, self._sent = self._sent, []
         self.begin_part(None, None)  # lets go of the graph
         return [each[0] if len(each) == 1 else tf.concat(each, axis=0) for each in sent]
+
+    def gathered_now(self, merging) -> list[tf.Tensor]:
+        """Returns the rows of all replicas that the part has got so far, before the pass ends.
+
+        Args:
+          merging: the MergedResults of the part.
+        """
+        kept = zip(self._own, self._rows_per_row, strict=False)
+        return [each if times == SAME else merging.gathered(each, times) for each, times in kept]
 
     def gathered(self, sent: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the rows of all replicas, outside XLA."""

@@ -36,7 +36,7 @@ import tensorflow as tf
 from tfaccel.common.errors import UserError
 from tfaccel.keras_internals import row_operations
 from tfaccel.keras_internals.model_view import every_metric, own_metrics_of
-from tfaccel.keras_internals.patching import Attributes, swapped
+from tfaccel.keras_internals.patching import Attributes, swapped, with_entry
 from tfaccel.keras_internals.reductions import (
     CALLERS,
     function_of,
@@ -51,6 +51,7 @@ from tfaccel.keras_internals.reductions import (
 from tfaccel.keras_internals.replica import Replica
 from tfaccel.keras_internals.variables import standing_in, value_of
 from tfaccel.step.in_xla import NotInXlaError
+from tfaccel.step.merged_results import UsesResultsError, put_back, states_of
 from tfaccel.step.metric_inputs import Inputs
 
 log = logging.getLogger("tfaccel")
@@ -109,6 +110,8 @@ class Updates:
 
     Attributes:
       inputs: what the updates get, to be exchanged between the replicas.
+      merging: merges results where the step asks for them; None if only logs need results.
+      before: the values of metrics' variables, by id, that a replica without rows goes on with.
     """
 
     def __init__(
@@ -136,12 +139,14 @@ class Updates:
         self._in_parts = in_parts
         self._graph = self._part_graph = tf.compat.v1.get_default_graph()
         self._calls = []
-        # (metric, name within its result, value); without the value by log; ids of logged metrics.
-        self._results, self._logs, self._logged = [], {}, set()
+        # (metric, name within its result, value), no metric for others of the model's results; and
+        # the same without the value, by log.
+        self._results, self._logs = [], {}
         # The means of single numbers, with their values before; and the ids of those of rows too.
         self._tracked, self._mixed = {}, set()
-        self._is_inside = False
+        self._is_inside, self.merging, self.before = False, None, {}
         self._num_kept = 0  # by this part of the batch
+        self._added, self._excused = {}, {}  # by this part to `_tracked`; uses of results by Keras
         self._of_function = None  # the call of `update_state` of a metric made of a function
         self._merged = []
         if replica.num_replicas > 1:
@@ -165,9 +170,11 @@ class Updates:
     @contextlib.contextmanager
     def own_part(self, *, has_rows: bool) -> Iterator[None]:
         """Within the context, a part of the batch is traced in turn with others."""
-        own = [(self, each) for each in ("_is_inside", "_of_function", "_num_kept")]
+        names = ("_is_inside", "_of_function", "_num_kept", "merging", "_added", "_results")
+        own = [(self, each) for each in names]
         with swapped(Attributes(own + self.inputs.of_part())):
             self.inputs.has_rows &= has_rows
+            self._added, self._results = {}, []
             yield
 
     @contextlib.contextmanager
@@ -182,7 +189,9 @@ class Updates:
                 contexts.enter_context(skipping)
             contexts.enter_context(own_metrics_updated_by(_unnoticed(self._update)))
             contexts.enter_context(means_updated_by(self._tracking))
-            contexts.enter_context(results_noted_by(self._note_result))
+            contexts.enter_context(results_noted_by(self._result))
+            own = self._excusing(self._model.get_metrics_result)
+            contexts.enter_context(with_entry(vars(self._model), "get_metrics_result", own))
             yield
 
     def finish(self) -> None:
@@ -193,18 +202,22 @@ class Updates:
             if key not in self._mixed:
                 for variable, value in zip(metric.variables, before, strict=True):
                     variable.assign(value)
-        self._tracked, self._graph, self._part_graph = {}, None, None  # lets go of the graph
+        # Lets go of the graph.
+        self._tracked, self._graph, self._part_graph = {}, None, None
+        self.merging, self.before, self._added, self._excused = None, {}, {}, {}
 
     def watching(self, step: Callable) -> Callable:
         """Returns the step; a call of it is a part of the batch."""
 
         def run(batch):
             rows = (each.shape[0] for each in tf.nest.flatten(batch) if each is not None)
+            self._results = []
             self._num_kept, self._part_graph = 0, tf.compat.v1.get_default_graph()
             self.inputs.begin_part(next(rows, None), self._weigh(batch))
             logs = step(batch)
+            self._check_uses(logs)
             self._note_logs(logs)
-            self._warn_of_results()
+            self._results = []  # lets go of the graph
             return logs
 
         return run
@@ -319,12 +332,75 @@ class Updates:
         if id(metric) not in self._tracked:
             before = [tf.identity(value_of(each)) for each in metric.variables]
             self._tracked[id(metric)] = metric, before
-        number = self.inputs.kept_number(tf.cast(number, metric.dtype))
+        number = tf.cast(number, metric.dtype)
+        total, count = self._added.get(id(metric), (0, 0))
+        self._added[id(metric)] = total + number, count + 1
+        number = self.inputs.kept_number(number)
         self._append(_Call(metric, functools.partial(_count, metric), ((number,), {})))
 
-    def _note_result(self, metric, result) -> None:
+    def _result(self, metric, compute: Callable):
+        if self._is_inside or not self._is_listed(metric):
+            return compute()
+        if self.merging is not None:
+            return self.merging.result(self, metric, compute)
+        result = compute()
         for name, value in result.items() if isinstance(result, dict) else [(None, result)]:
             self._results.append((metric, name, value))
+        return result
+
+    def _excusing(self, get_metrics_result: Callable) -> Callable:
+        """Returns the model's function, which may compute with results: it is called again."""
+
+        @functools.wraps(get_metrics_result)
+        def get():
+            first = len(self._results)
+            results = get_metrics_result()
+            if self.merging is None:
+                known = {id(value) for *_, value in self._results[first:]}
+                others = [(None, *each) for each in results.items() if id(each[1]) not in known]
+                self._results += others
+                for *_, value in filter(_is_symbolic, self._results[first:]):
+                    self._excused[id(value)] = len(value.consumers())
+            return results
+
+        return get
+
+    def _check_uses(self, logs: dict) -> None:
+        """Raises if the step computes something from a result, which lacks the others' rows."""
+        for metric, name, value in filter(_is_symbolic, self._results):
+            is_used = len(value.consumers()) > self._excused.get(id(value), 0)
+            if metric is None:  # of the model's `get_metrics_result`
+                is_used |= any(each is value for key, each in logs.items() if key != name)
+            if is_used:
+                what = "results" if metric is None else f"the result of the metric {metric.name}"
+                raise UsesResultsError(f"the step computes with {what}")
+
+    def merged_now(self, metric, variables: list, merging, *, is_first: bool) -> list[tf.Tensor]:
+        """Returns the states of a metric's variables, of what all replicas have counted so far."""
+        states = [self.before.get(id(each), value_of(each)) for each in variables]
+        states = [tf.convert_to_tensor(each) for each in states]
+        if metric in self._merged:
+            stacked = merging.stacked(states, is_first=is_first)
+            with put_back(variables):
+                return _merged(metric, stacked)
+        if id(metric) in self._tracked and id(metric) not in self._mixed:
+            _, before = self._tracked[id(metric)]
+            total, count, *others = merging.totals(before, is_first=is_first)
+            added, times = self._added.get(id(metric), (tf.zeros_like(total), 0))
+            return [total + merging.mean(added), count + tf.cast(times, count.dtype), *others]
+        sums = merging.totals(states, is_first=is_first)
+        calls = [each for each in self._calls[: self._num_kept] if each.metric is metric]
+        if not calls:
+            return sums
+        numbers = merging.totals(self.inputs.numbers) if self.inputs.numbers else []
+        gathered = self.inputs.gathered_now(merging)
+        with put_back(variables):
+            for variable, each in zip(variables, sums, strict=True):
+                variable.assign(each)
+            for call in calls:
+                args, kwargs = self.inputs.found(call.arguments, numbers=numbers, gathered=gathered)
+                self._run(call.run, args, kwargs)
+            return states_of(variables)
 
     def _note_logs(self, logs: dict) -> None:
         """Notes which logs are results of metrics, whatever their names are."""
@@ -332,22 +408,8 @@ class Updates:
             if isinstance(value, dict):
                 self._note_logs(value)
             for metric, name, result in self._results:
-                if value is result and self._is_listed(metric):
-                    self._logged.add(id(metric))
+                if value is result and metric is not None:
                     self._logs.setdefault(key, (metric, name))
-
-    def _warn_of_results(self) -> None:
-        """Warns if the step computes something from a result that lacks its own rows."""
-        asked = {id(metric): metric for metric, *_ in self._results}
-        asked = {key: metric for key, metric in asked.items() if key not in self._logged}
-        self._results = []
-        for metric in asked.values() if self._replica.local_index == 0 else ():
-            if rule_of(metric) != SUM and self._is_listed(metric):
-                log.warning(
-                    "step: the step asks for the result of the metric %s and does not log it as it "
-                    "is. On several replicas the rows of this step are not in it yet",
-                    metric.name,
-                )
 
     # Between the replicas.
 
@@ -411,6 +473,10 @@ class Updates:
             result = metric.result()
             results[key] = tf.convert_to_tensor(result if name is None else result[name])
         return results
+
+
+def _is_symbolic(result: tuple) -> bool:
+    return tf.is_symbolic_tensor(result[-1])
 
 
 def _unnoticed(update: Callable) -> Callable:

@@ -27,6 +27,7 @@ from tfaccel.keras_internals.row_operations import unassigned
 from tfaccel.keras_internals.traced import names_of_results
 from tfaccel.keras_internals.variables import value_of
 from tfaccel.step import parts as parts_lib
+from tfaccel.step.merged_results import MergedResults
 from tfaccel.step.metric_inputs import Inputs
 from tfaccel.step.metrics import Updates
 from tfaccel.step.parts import num_rows
@@ -162,12 +163,18 @@ def make_totals(
                 all_reduce = getattr(handler, "sum", None)
             joins = isinstance(handler, Rows)
             is_own = updates.inputs.is_own = handler.is_own if joins else None
+            if joins and handler.merges_results:
+                updates.merging = MergedResults(handler, replica, turn=turn)
+                updates.before = starts if rows == 0 and of_part is None else {}
             settings = {"apply": apply_, "is_own": is_own, "turn": turn, "joins": joins}
             contexts.enter_context(recorded(model, replica, recording=recording, **settings))
             contexts.enter_context(stateful.own_rows(model, replica, rows))
             contexts.enter_context(layer_paths(xla=xla, all_reduce=all_reduce if several else None))
             contexts.enter_context(updates.replaced())
-            with_results = functools.partial(_with_results, updates.watching(step), model, results)
+            merges = updates.merging is not None
+            with_results = functools.partial(
+                _with_results, updates.watching(step), model, results, merges=merges
+            )
             yield functools.partial(_part, with_results, recording, updates.inputs)
 
     if within and parts > 1:
@@ -213,10 +220,14 @@ def make_totals(
     )
 
 
-def _with_results(step, model, results: set[str], batch) -> dict:
-    """Runs the step, and adds the names of the logs that are results of metrics to `results`."""
+def _with_results(step, model, results: set[str], batch, *, merges: bool) -> dict:
+    """Runs the step, and adds the names of the logs that are results of metrics to `results`.
+
+    Those are computed again after the step, unless it merges results where it asks for them.
+    """
     logs = step(batch)
-    results |= names_of_results(logs, model.metrics_variables)
+    if not merges:
+        results |= names_of_results(logs, model.metrics_variables)
     return logs
 
 

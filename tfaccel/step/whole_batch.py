@@ -30,7 +30,8 @@ import tensorflow as tf
 
 from tfaccel.common.errors import UserError
 from tfaccel.keras_internals import own_gradients, row_operations
-from tfaccel.keras_internals.replica import Replica
+from tfaccel.keras_internals.replica import InXla, Replica
+from tfaccel.step.in_xla import NotInXlaError
 from tfaccel.step.planned_calls import PlannedCalls
 from tfaccel.step.row_handler import NEUTRAL, OWN, SAME, Handler
 from tfaccel.step.row_plan import NUMBERS, Part, Plan, by_size, shape_of
@@ -52,6 +53,7 @@ class Rows(Handler):
         reduces_rows: bool = True,
         gradients_as: str | None = None,
         joins_in_loops: bool = False,
+        merges_results: bool = False,
     ):
         """Joins the replicas' numbers of rows.
 
@@ -67,7 +69,10 @@ class Rows(Handler):
           reduces_rows: whether a reduction over rows covers the rows of all replicas.
           gradients_as: the dtype in which gradients are sent; None for their own dtype.
           joins_in_loops: whether `reduce` works in a `tf.while_loop`.
+          merges_results: whether the result of a metric is that of all rows where the step asks for
+            it (tfaccel/step/merged_results.py).
         """
+        self.merges_results = merges_results
         reduces_rows = reduces_rows and not plan.reduces_itself
         super().__init__(replica, replica.num_replicas, reduces_rows=reduces_rows)
         self._reduce_outside, self._gradients_as, self._num_rows = reduce, gradients_as, num_rows
@@ -178,6 +183,25 @@ class Rows(Handler):
             return self._reduce(list(own)), gradient
 
         return [self._joined(each) for each in summed(*values)]
+
+    def totals(self, values: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the sums of the replicas' states. A replica without rows has one, too."""
+        return [self._joined(each) for each in self._reduce(values)]
+
+    def mean_by_rows(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the mean of the replicas' values, weighted by their rows."""
+        share = tf.cast(self._share, value.dtype)
+        own = tf.where(share > 0, share * value, tf.zeros_like(value))
+        return self.totals([own])[0]
+
+    def all_rows(self, rows: tf.Tensor, times: int | None) -> tf.Tensor:
+        """Returns the rows of all replicas; `times` are for each row of a batch, if known."""
+        if times is not None and self._rows_of_all is not None:
+            sizes = [times * each for each in self._rows_of_all]
+        else:
+            own = tf.one_hot(self.rank, self.num_replicas, dtype=tf.int64)
+            (sizes,) = self._reduce([own * tf.shape(rows, tf.int64)[0]])
+        return self._joined(self._placed(rows, 0, sizes))
 
     def stacked(self, value: tf.Tensor, kind: str) -> tf.Tensor:
         """Returns the replicas' values, [replicas, ...]."""
@@ -340,3 +364,24 @@ def _instead(value: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
 
 def _total(sizes) -> int | tf.Tensor:
     return tf.reduce_sum(sizes) if tf.is_tensor(sizes) else sum(sizes)
+
+
+def reduced(
+    replica: Replica, values: list[tf.Tensor], *, collectives: InXla | None
+) -> list[tf.Tensor]:
+    """Returns the sums over the replicas of tensors, within a step."""
+    if replica.num_replicas == 1:
+        return values
+    if collectives is not None:
+        if not collectives.is_possible:
+            raise NotInXlaError("a branch or a loop of the step joins values of all replicas")
+        return collectives.all_reduce(values)
+    sums = []
+    for each in values:
+        if each.shape.num_elements() == 0:  # ends the process in TensorFlow 2.21
+            sums.append(each)
+            continue
+        small = each.dtype.is_integer and each.dtype not in (tf.int32, tf.int64)
+        sent = tf.int64 if small else tf.float32 if each.dtype == tf.bfloat16 else each.dtype
+        sums.append(tf.cast(replica.all_reduce(tf.cast(each, sent)), each.dtype))
+    return sums
