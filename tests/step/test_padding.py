@@ -295,6 +295,71 @@ def test_metrics_of_pixels_leave_out_padding(name, outputs, rows):
     assert found == pytest.approx(float(expected.result()), abs=1e-6)
 
 
+class SecondIoU(keras.metrics.MeanIoU):
+    """Of the second of two outputs, which are made classes."""
+
+    def __init__(self, name="second"):
+        super().__init__(num_classes=2, name=name)
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        classes = tf.cast(y_pred[..., 1] > 0.5, tf.int32)
+        super().update_state(y_true[..., 1], classes, sample_weight)
+
+
+class FlatIoU(SecondIoU):
+    """Flattens the values, and gives its states a rule."""
+
+    merge_state = "sum"
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        super().update_state(
+            *(tf.reshape(each, [-1, 2]) for each in (y_true, y_pred)), sample_weight
+        )
+
+
+class OneHotIoU(keras.metrics.OneHotMeanIoU):
+    """Leaves out the first column of pixels."""
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        super().update_state(y_true[:, :, 1:], y_pred[:, :, 1:], sample_weight)
+
+
+class SecondAUC(keras.metrics.AUC):
+    """Of the second output."""
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        super().update_state(y_true[..., 1], y_pred[..., 1], sample_weight)
+
+
+OWN_PIXEL_METRICS = {
+    "second": SecondIoU,
+    "flat": lambda: FlatIoU(name="flat"),
+    "one_hot": lambda: OneHotIoU(2, name="one_hot"),
+    "auc": lambda: SecondAUC(name="auc"),
+}
+
+
+@pytest.mark.parametrize("rows", [4, slow(5)])  # 4 is also the width
+@pytest.mark.parametrize("num_replicas", [2, slow(1), slow(3)])
+def test_own_metrics_of_pixels_leave_out_padding(rows, num_replicas):
+    draw = np.random.default_rng(0)
+    x = draw.random((rows, 4, 4, 2), dtype=np.float32)
+    y = np.float32(draw.random((rows, 4, 4, 2)) > 0.5)
+    weights = np.array([1.0] * (rows - 1) + [0.0], np.float32)
+    identity = [keras.Input(x.shape[1:]), keras.layers.Activation("linear")]
+    model = padded(
+        lambda: keras.Sequential(identity),
+        num_replicas,
+        loss=keras.losses.MeanSquaredError(),
+        metrics=[make() for make in OWN_PIXEL_METRICS.values()],
+    )
+    found = model.test_on_batch(x, y, weights, return_dict=True)
+    for name, make in OWN_PIXEL_METRICS.items():
+        expected = make()
+        expected.update_state(y[:-1], x[:-1])
+        assert found[name] == pytest.approx(float(expected.result()), abs=1e-6), name
+
+
 @pytest.mark.parametrize(
     ("refused", "why"),
     [

@@ -232,9 +232,57 @@ def mask_of(tensor: tf.Tensor) -> tf.Tensor | None:
     return get_keras_mask(tensor)
 
 
-def counts_values(metric: keras.metrics.Metric) -> bool:
-    """Returns whether a metric counts single values instead of rows."""
-    return any(each.__module__ in COUNTS_VALUES for each in type(metric).__mro__)
+@contextlib.contextmanager
+def values_weighed_by_row() -> Iterator[None]:
+    """Within the context, metrics that count single values take a weight for each row.
+
+    Keras would align [rows] with the last axis of the values: an error, or a wrong result if both
+    have the same length. The weights are shaped where Keras's own `update_state` is called, because
+    a metric of the user's may slice or flatten the values before.
+    """
+
+    def weighed(own_update, metric, y_true, y_pred, sample_weight=None):
+        own = own_update.__get__(metric, type(metric))
+        return own(y_true, y_pred, sample_weight=_by_value(metric, sample_weight, y_true))
+
+    with contextlib.ExitStack() as patches:
+        for kind in _kinds_of(keras.metrics.Metric):
+            if kind.__module__ in COUNTS_VALUES and "update_state" in vars(kind):
+                replacement = _method(weighed, vars(kind)["update_state"])
+                patches.enter_context(patched(kind, "update_state", replacement))
+        patches.enter_context(patched(_Weighing, "by_row", True))
+        yield
+
+
+class _Weighing:
+    by_row = False  # whether `values_weighed_by_row` is entered
+
+
+def as_weighed_now(update: Callable) -> Callable:
+    """Returns an update for later, in which metrics take weights as they do now."""
+    if not _Weighing.by_row:
+        return update
+
+    def later(*args, **kwargs):
+        with values_weighed_by_row():
+            return update(*args, **kwargs)
+
+    return later
+
+
+def _by_value(metric: keras.metrics.Metric, weights, y_true):
+    """Returns weights [rows] as a weight for each value; other weights unchanged."""
+    if len(getattr(weights, "shape", ())) != 1:
+        return weights
+    y_true = tf.convert_to_tensor(y_true)
+    if not getattr(metric, "sparse_y_true", True):  # the classes of one value are its last axis
+        y_true = y_true[..., 0]
+    rows, size = weights.shape[0], y_true.shape.num_elements()
+    if None not in (rows, size) and (rows == 0 or size % rows):
+        return weights  # they do not fit
+    per_row = tf.size(y_true) // tf.maximum(tf.size(weights), 1)
+    per_row = per_row if None in (rows, size) else size // rows
+    return tf.reshape(tf.repeat(weights, per_row), tf.shape(y_true))
 
 
 def weighing_by_row(reduce_weighted_values: Callable) -> Callable:

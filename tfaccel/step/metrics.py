@@ -39,6 +39,7 @@ from tfaccel.keras_internals.model_view import every_metric, own_metrics_of
 from tfaccel.keras_internals.patching import Attributes, swapped, with_entry
 from tfaccel.keras_internals.reductions import (
     CALLERS,
+    as_weighed_now,
     function_of,
     has_own_update,
     may_mix_rows,
@@ -250,6 +251,7 @@ class Updates:
             self._keep(metric, own, args, kwargs)
 
     def _keep(self, metric, own: Callable, args: tuple, kwargs: dict) -> None:
+        own = as_weighed_now(own)
         self._append(_Call(metric, own, self.inputs.kept(metric, (args, kwargs))))
 
     def _append(self, call: _Call) -> None:

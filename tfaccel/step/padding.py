@@ -18,11 +18,11 @@ from tfaccel.common.errors import UserError
 from tfaccel.keras_internals.model_view import loss_means_of, losses_of, metrics_of
 from tfaccel.keras_internals.reductions import (
     by_row,
-    counts_values,
     losses_reduced_by,
     mask_of,
     means_updated_by,
     metrics_updated_by,
+    values_weighed_by_row,
     with_rank,
 )
 from tfaccel.keras_internals.row_operations import is_noticing, noticing
@@ -97,6 +97,7 @@ def _left_out(model, real: tf.Tensor):
         losses_reduced_by(functools.partial(_reduced_without_padding, real=real)),
         means_updated_by(functools.partial(_tracking_rows, model=model, num_real=num_real)),
         metrics_updated_by(_updated_without_padding(real)),
+        values_weighed_by_row(),
     ):
         yield
     for variable, value in zip(model.metrics_variables, before, strict=True):
@@ -156,8 +157,7 @@ def _updated_without_padding(real: tf.Tensor) -> Callable:
             sample_weight = tf.cast(with_rank(real, real if mask is None else mask), tf.float32)
         for metric in metrics.metrics:
             try:
-                own = _as_it_weighs(metric, sample_weight, y_true)
-                metric.update_state(y_true, y_pred, sample_weight=own)
+                metric.update_state(y_true, y_pred, sample_weight=sample_weight)
             except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
                 raise UserError(
                     f"the metric {metric.name} cannot leave out padding: it must take one sample "
@@ -166,16 +166,3 @@ def _updated_without_padding(real: tf.Tensor) -> Callable:
                 ) from error
 
     return update
-
-
-def _as_it_weighs(metric, weights: tf.Tensor, y_true: tf.Tensor) -> tf.Tensor:
-    """Returns weights [rows] in the shape that a metric needs.
-
-    A metric that counts values needs a weight for each value. Keras would align [rows] with the
-    last axis of the values: an error, or a wrong result if both have the same length.
-    """
-    if len(weights.shape) != 1 or not counts_values(metric):
-        return weights
-    if not getattr(metric, "sparse_y_true", True):  # the classes of one value are its last axis
-        y_true = y_true[..., 0]
-    return tf.broadcast_to(with_rank(weights, y_true), tf.shape(y_true))
