@@ -95,12 +95,25 @@ def note_cut(model, counts: Sequence[int], *, num_replicas: int) -> None:
         )
 
 
+def note_equal_cut(model, *, num_replicas: int) -> None:
+    """Does the same for batches that are made in the step: all replicas have as many rows."""
+    for state in states_of(model)[:1]:
+        rows = state.shape[0]
+        if rows % num_replicas:
+            raise UserError(
+                f"the state of a stateful recurrent layer has {rows} rows, which {num_replicas} "
+                "replicas cannot share equally; use a batch size that the number of replicas "
+                "divides"
+            )
+        note_cut(model, [rows // num_replicas] * num_replicas, num_replicas=num_replicas)
+
+
 @contextlib.contextmanager
 def own_rows(model, replica: Replica, rows: int) -> Iterator[None]:
     """Within `as_replica`, the layers see and assign the rows of this replica only.
 
     Raises:
-      UserError: The rows are only a part of those of the replica.
+      UserError: The rows are not those of the replica.
     """
     if replica.num_replicas == 1 or not stateful_layers(model):
         yield
@@ -108,8 +121,9 @@ def own_rows(model, replica: Replica, rows: int) -> Iterator[None]:
     start, stop = _CUTS[model][replica.index : replica.index + 2]
     if rows != stop - start:
         raise UserError(
-            f"a part of a batch has {rows} rows, but the replica has {stop - start}; with a "
-            "stateful recurrent layer, use accumulation_steps=1"
+            f"a batch or a part of a batch has {rows} rows on a replica, but the state of a "
+            f"stateful recurrent layer has {stop - start} for it; use accumulation_steps=1, and "
+            "give keras.Input the rows of all replicas (batch_shape=(rows, ...))"
         )
     with _seeing(model, start, stop):
         yield

@@ -644,7 +644,9 @@ def _split_step(
     """
     is_deferred = len(arguments[0]) > 1  # deferred batches are full
     stand_in = None if is_deferred else totals_lib.stand_in_of([own for (own,) in arguments])
-    if not is_deferred:
+    if is_deferred:
+        stateful.note_equal_cut(model, num_replicas=replicas[0].num_replicas)
+    else:
         counts = [totals_lib.num_rows(own) for (own,) in arguments]
         stateful.note_cut(model, counts, num_replicas=replicas[0].num_replicas)
         if tell_rows:
