@@ -4,8 +4,9 @@
 
 The second trace has twice as many rows and seven times as many replicas as the first. An axis that
 is twice as long has this replica's rows. An axis that is 14 times as long has rows that were
-gathered from all replicas. An axis of the same length has no rows. Numbers are recognized in the same way, so `loss / x.shape[0]` divides by the
-rows of all replicas, and `loss / (x.shape[0] - 1)` by one less.
+gathered from all replicas. An axis of the same length has no rows. Numbers are recognized in the
+same way, so `loss / x.shape[0]` divides by the rows of all replicas, and `loss / (x.shape[0] - 1)`
+by one less.
 """
 
 import contextlib
