@@ -172,10 +172,15 @@ def reset_metrics(model, replicas: Sequence[Replica]) -> None:
                     own.assign(tf.zeros(own.shape, own.dtype))
 
 
+def metrics_as(model, values: list[tf.Tensor]) -> contextlib.AbstractContextManager:
+    """Returns a context in which the variables of the metrics read as `values`."""
+    return reading_as(model.metrics_variables, values)
+
+
 @contextlib.contextmanager
-def metrics_as(model, values: list[tf.Tensor]):
-    """Within the context, the variables of the metrics read as `values`."""
+def reading_as(variables: list, values: list[tf.Tensor]) -> Iterator[None]:
+    """Within the context, variables read as other values."""
     with contextlib.ExitStack() as patches:
-        for variable, value in zip(model.metrics_variables, values, strict=True):
+        for variable, value in zip(variables, values, strict=True):
             patches.enter_context(patched(variable, "_value", value))
         yield

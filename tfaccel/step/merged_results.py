@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import keras
 import tensorflow as tf
 
-from tfaccel.keras_internals.patching import patched
+from tfaccel.keras_internals.one_replica import reading_as
 from tfaccel.keras_internals.recording import JoinsRowsError
 from tfaccel.keras_internals.row_operations import assigned, noticing
 from tfaccel.keras_internals.variables import value_of
@@ -95,12 +95,3 @@ def put_back(variables: list) -> Iterator[None]:
         yield
         for variable, value in zip(variables, before, strict=True):
             variable.assign(value)
-
-
-@contextlib.contextmanager
-def reading_as(variables: list, values: list[tf.Tensor]) -> Iterator[None]:
-    """Within the context, variables read as other values."""
-    with contextlib.ExitStack() as patches:
-        for variable, value in zip(variables, values, strict=True):
-            patches.enter_context(patched(variable, "_value", value))
-        yield
