@@ -236,7 +236,7 @@ class Joins(Looking):
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         self.mean.assign(0.9 * self.mean + 0.1 * spread)
-        return {"own": loss, "worst": worst}
+        return {"loss": loss, "own": loss, "worst": worst}
 
 
 @pytest.mark.parametrize("eagerly", [True, pytest.param(False, marks=SLOW)])

@@ -156,9 +156,9 @@ def recorded(
 
     def refuse(optimizer, *_args, **_kwargs):
         raise UserError(
-            f"train_step uses the optimizer {optimizer.name}, which is not self.optimizer; for "
-            "several replicas, make it an attribute of the model before run.compile and use no "
-            "accumulation; or use one replica"
+            f"train_step uses the optimizer {optimizer.name}, which is no attribute of the model; "
+            "make it one, such as self.my_optimizer = ..., so that its updates and its state are "
+            "those of all replicas"
         )
 
     def apply_if_known(direct):

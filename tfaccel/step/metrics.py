@@ -467,6 +467,11 @@ class Updates:
             variables[each].assign(values[each] if is_first else tf.zeros_like(values[each]))
         return list(values.values())
 
+    @property
+    def noted(self) -> set[str]:
+        """The names of the logs that are what a metric's `result` returned."""
+        return set(self._logs)
+
     def results(self, names: set[str]) -> dict[str, tf.Tensor]:
         """Returns those of the named logs that are results of metrics, of the settled states."""
         results = {}

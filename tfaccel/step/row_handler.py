@@ -38,7 +38,7 @@ class Handler:
     def __init__(self, replica: Replica, num_replicas: int, *, reduces_rows: bool):
         """Takes the replica, and whether a reduction over rows covers the rows of all replicas."""
         self.rank, self.local_rank = replica.index, replica.local_index
-        self.num_replicas, self._reduces_rows = num_replicas, reduces_rows
+        self.num_replicas, self.reduces_rows = num_replicas, reduces_rows
 
     # What differs between recording and computing.
 
@@ -82,7 +82,7 @@ class Handler:
         over = self.tags(kind, [x.shape[each] for each in axes])
         others = [each for each in range(x.shape.rank) if each not in axes]
         beside = self.tags("beside", [x.shape[each] for each in others])
-        if OWN not in over or not self._reduces_rows:
+        if OWN not in over or not self.reduces_rows:
             return direct(x)
         if OWN in beside:
             say_pairs()
@@ -105,14 +105,14 @@ class Handler:
     def contracted(self, direct: Callable, summed: list[tuple[tf.Tensor, int]]):
         """Computes a product, and sums it over the replicas if it is a sum over rows."""
         tags = self.tags("product", [tensor.shape[axis] for tensor, axis in summed])
-        return self.sum(direct()) if OWN in tags and self._reduces_rows else direct()
+        return self.sum(direct()) if OWN in tags and self.reduces_rows else direct()
 
     def segmented(self, kind: str, direct: Callable, x):
         """Reduces groups of entries along axis 0, and over the replicas if these are rows."""
         groups = direct()
         (before,) = self.tags("segments", [x.shape[0]])
         (after,) = self.tags("beside", [groups.shape[0]])
-        if before != OWN or not self._reduces_rows:
+        if before != OWN or not self.reduces_rows:
             return groups
         if after == OWN:  # with one group a row, or with a number that depends on the rows
             say_pairs()
@@ -124,7 +124,7 @@ class Handler:
     def squares(self, direct: Callable, x):
         """Returns half the sum of squares, over the replicas if an axis has rows."""
         tags = self.tags("squares", x.shape)
-        return self.sum(direct(x)) if OWN in tags and self._reduces_rows else direct(x)
+        return self.sum(direct(x)) if OWN in tags and self.reduces_rows else direct(x)
 
     # Numbers of rows.
 
@@ -152,7 +152,7 @@ class Handler:
     def _of_all_rows(self, kind: str, number: float):
         """Returns a number as one device has it: `number` itself if it depends on no own rows."""
         (part,) = self.tags(kind, [number])
-        if part == SAME or not self._reduces_rows:
+        if part == SAME or not self.reduces_rows:
             return number
         if part.is_inverse:
             return 1 / (1 / number + (self.rows() - 1) * part.size)
@@ -197,7 +197,7 @@ def _number(value) -> float | None:
         return float(value)
     if not isinstance(value, tf.Tensor) or value.shape.rank != 0 or not value.dtype.is_floating:
         return None
-    is_known = hasattr(value, "numpy") or value.op.type == "Const"
+    is_known = not tf.is_symbolic_tensor(value) or value.op.type == "Const"
     return float(tf.get_static_value(value)) if is_known else None
 
 

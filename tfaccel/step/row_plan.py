@@ -284,6 +284,7 @@ def by_size(why: str) -> None:
     """Says that a plan does not know which axes are rows."""
     summary(
         "step: axis 0 of each tensor is taken for rows where its size fits, because two traces of "
-        "the step do not tell (%s)",
+        "the step do not tell (%s); the results are wrong if another axis 0 has as many entries as "
+        "a replica has rows; then choose another batch size, or one replica",
         why,
     )

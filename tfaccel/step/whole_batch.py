@@ -161,7 +161,7 @@ class Rows(Handler):
 
     def own_gradients(self) -> contextlib.AbstractContextManager:
         """Returns a context in which the user's custom gradients may not mix rows."""
-        if not self._reduces_rows:
+        if not self.reduces_rows:
             return contextlib.nullcontext()
         return own_gradients.rows_kept_apart(self._traced)
 
