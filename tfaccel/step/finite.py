@@ -55,7 +55,7 @@ def watched(model, step: Callable, batch, *, xla: bool, compile_: Callable | Non
     metrics = model.metrics_variables
     before = [tf.convert_to_tensor(value_of(each)) for each in metrics]
     watch = Watch(model, xla=xla, compile_=compile_)
-    with watch.updates(), noted(_floating_state(model)) as recording:
+    with noted(_floating(model)) as recording, watch.updates(during=recording.paused):
         logs = step(batch)
     watch.put_back(recording.assigned())
     after = [tf.convert_to_tensor(value_of(each)) for each in metrics]
@@ -64,11 +64,12 @@ def watched(model, step: Callable, batch, *, xla: bool, compile_: Callable | Non
     return _with_results(model, logs, spoilt) | watch.scale_logs() | {LOG: watch.code()}
 
 
-def _floating_state(model) -> list:
+def _floating(model) -> list:
+    """Returns the floating weights and state of a model, without its metrics."""
     metrics = {id(each) for each in model.metrics_variables}
     return [
         each
-        for each in model.non_trainable_variables
+        for each in (*model.trainable_variables, *model.non_trainable_variables)
         if value_of(each).dtype.is_floating and id(each) not in metrics
     ]
 
@@ -121,7 +122,9 @@ class Watch:
         self._checks, self._refused, self._overflows = [], [], Overflows()
 
     @contextlib.contextmanager
-    def updates(self, spans: Sequence[Span] = ()) -> Iterator[None]:
+    def updates(
+        self, spans: Sequence[Span] = (), during: Callable = contextlib.nullcontext
+    ) -> Iterator[None]:
         """Within the context, the optimizer applies the gradients only if all of them are finite.
 
         Otherwise weights, slots and iterations do not change. If a dynamic loss scale overflows,
@@ -130,10 +133,16 @@ class Watch:
         Args:
           spans: the same gradients, uncut, if they were unpacked from vectors. Checking each span
             is faster than checking every gradient.
+          during: makes a context in which the optimizer applies them.
         """
+
+        def apply_during(optimizer, grads, trainable_variables=None) -> None:
+            with during():
+                self.apply(optimizer, grads, trainable_variables, spans=spans)
+
         with contextlib.ExitStack() as watched:
             for each in every_optimizer(self._model):
-                apply = functools.partial(self.apply, each, spans=spans)
+                apply = functools.partial(apply_during, each)
                 watched.enter_context(_set(each, apply=apply))
             yield
 
@@ -184,16 +193,24 @@ class Watch:
         return self._overflows.logs(self._model)
 
     def put_back(self, changes: list[tuple]) -> None:
-        """Undoes all changes if one of them, or a gradient, is not finite.
+        """Undoes changes that are not finite, which the step's own code and its layers made.
 
-        A change is a pair: a floating Keras variable that is not trained, and its value before.
+        The state of the model is put back if a change, or a gradient, is not finite. Of the weights
+        that are trained, only those are put back that are not finite.
+
+        A change is a pair: a floating Keras variable, and its value before.
         """
         if not changes:
             return
         variables, before = [each for each, _ in changes], [each for _, each in changes]
         after = [tf.convert_to_tensor(value_of(each)) for each in variables]
-        spoilt = self.spoilt(variables, before, after)
-        put_back_where(_any([spoilt, *self._refused]), variables, before, after)
+        spoilt = _any([self.spoilt(variables, before, after), *self._refused])
+        trained = {id(each) for each in self._model.trainable_variables}
+        for variable, old, new in zip(variables, before, after, strict=True):
+            # A finite weight may have an update since then, by an optimizer that was not refused:
+            # that of the other network of a GAN, for example. Such an update stays.
+            own = ~tf.reduce_all(_good(new, old)) if id(variable) in trained else spoilt
+            put_back_where(own, [variable], [old], [new])
 
     def spoilt(self, variables: list, before: list[tf.Tensor], after: list[tf.Tensor]) -> tf.Tensor:
         """Returns whether a finite value became infinite or NaN; a metric may start as infinity."""

@@ -774,9 +774,7 @@ def _update(
     states, updates = totals.metrics, totals.updates
     states = updates.settled(totals.rows, states, totals.numbers, gathered)
     if trains:
-        trained = {id(each) for each in model.trainable_variables}
-        kept = [each for each in totals.kept if id(each[0]) not in trained]
-        watch.put_back(changes + [each for each in kept if each[1].dtype.is_floating])
+        watch.put_back(changes + [each for each in totals.kept if each[1].dtype.is_floating])
         spoilt = watch.spoilt(model.metrics_variables, totals.metrics_before, states)
         finite.put_back_where(spoilt, model.metrics_variables, metrics_before)
         pairs = zip(totals.metrics_before, states, strict=True)
