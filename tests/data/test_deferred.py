@@ -233,7 +233,7 @@ def test_batches_of_dali_are_trained_on_together_and_tested_one_by_one(files):
     ours = trained(2, make=linear, tested=True, files=files)
     assert_alike(ours, one_by_one())
     trains, tests = (
-        {bool(make) for _, make in function._step._made}
+        {bool(make) for _, make, _ in function._step._made}
         for function in (ours[0].train_function, ours[0].test_function)
     )
     assert (trains, tests) == ({True}, {False})

@@ -237,7 +237,9 @@ def assert_alike(one, other, *, rtol=0.0):
 
 def assert_same_arrays(ours, theirs):
     """Both have the same at each place; names are others, since layers are numbered anew."""
-    for name, other in zip(sorted(ours), sorted(theirs), strict=True):
+    assert ("trained" in ours) == ("trained" in theirs)
+    by_place = [sorted(each, key=lambda name: (name != "trained", name)) for each in (ours, theirs)]
+    for name, other in zip(*by_place, strict=True):
         np.testing.assert_array_equal(ours[name], theirs[other], err_msg=name)
 
 
