@@ -261,7 +261,7 @@ def test_batches_of_dali_come_one_by_one(files, settings, monkeypatch, caplog):
     with caplog.at_level("INFO", logger="tfaccel"):
         model, _, loader = trained(3, files=files, make=linear, **settings)
     assert loader._deferred is None
-    assert not any(make for _, make in model.train_function._step._made)
+    assert not any(make for _, make, _ in model.train_function._step._made)
     assert (
         caplog.text.count("takes one batch, because 3 batches would take up to") == settings["xla"]
     )
@@ -476,7 +476,7 @@ def test_on_a_gpu_an_execution_trains_as_its_steps_do(setup, kind, files, precis
         args = {"metrics": ["accuracy"], "steps_per_execution": steps_per_execution}
         run.compile(model, keras.optimizers.SGD(0.05, momentum=0.9), loss, **args)
         history = model.fit(loader, validation_data=loader, epochs=3, verbose=0).history
-        took = {bool(make) for _, make in model.train_function._step._made}
+        took = {bool(make) for _, make, _ in model.train_function._step._made}
         assert took == {steps_per_execution > 1}
         return history
 
