@@ -252,7 +252,11 @@ def assert_same_state(one, other):
 def assert_begins_with(begun, snapshot):
     """What is about to train is what the checkpoint holds."""
     assert (begun.begun_at, begun.seen) == (snapshot.step, [])
-    kept = {name: each for name, each in snapshot.arrays.items() if name.startswith("variable/")}
+    kept = {
+        name: each
+        for name, each in snapshot.arrays.items()
+        if name.startswith(("variable/", "trained"))
+    }
     assert_same_arrays(state_lib.variables(begun.model), kept)
 
 
