@@ -1,4 +1,4 @@
-"""Refuses a `tf.custom_gradient` of the user that mixes the rows of a batch in its backward pass.
+"""Finds the user's functions with a `tf.custom_gradient`, and refuses those that mix rows in it.
 
 Each replica computes the gradient of its own rows. A gradient of rows that depends on a reduction
 over rows, as in `upstream / tf.norm(upstream)`, would use only the replica's rows.
@@ -28,7 +28,7 @@ def rows_kept_apart(num_rows: int) -> contextlib.AbstractContextManager:
     Args:
       num_rows: the number of rows of the traced batch.
     """
-    return _each_by(lambda function: _checked(function, num_rows))
+    return changed_by(lambda function: _checked(function, num_rows))
 
 
 def none_in_step() -> contextlib.AbstractContextManager:
@@ -37,11 +37,14 @@ def none_in_step() -> contextlib.AbstractContextManager:
     def refuse(function):
         raise JoinsRowsError("the step has a tf.custom_gradient of its own")
 
-    return _each_by(refuse)
+    return changed_by(refuse)
 
 
-def _each_by(change: Callable[[Callable], Callable]) -> contextlib.AbstractContextManager:
-    """Returns a context in which functions of the user with their own gradient are changed."""
+def changed_by(change: Callable[[Callable], Callable]) -> contextlib.AbstractContextManager:
+    """Returns a context in which functions of the user with their own gradient are changed.
+
+    Those of libraries are not: their gradients are linear in the gradient that arrives.
+    """
     direct = custom_gradient._graph_mode_decorator
 
     def decorator(function, args, kwargs):

@@ -13,14 +13,11 @@ from typing import NamedTuple, Protocol
 import tensorflow as tf
 from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs
-from tensorflow.python.ops import custom_gradient
 
+from tfaccel.keras_internals import own_gradients
 from tfaccel.keras_internals.patching import patched
 from tfaccel.keras_internals.reductions import CALLERS, metric_methods_by
 from tfaccel.keras_internals.traced import has_effects
-
-# The gradients of their operations are linear in the gradient that arrives.
-_LIBRARIES = ("tensorflow.", "keras.", "keras_hub.", "keras_cv.", "tfaccel.")
 
 
 class Noter(Protocol):
@@ -50,20 +47,18 @@ def noted(noter: Noter) -> Iterator[None]:
         noter.assigned(variable, value)
         return variable
 
-    def decorator(function, *args, **kwargs):
-        if not function.__module__.startswith(_LIBRARIES):
-            noter.has_own_gradient()
-        return direct(function, *args, **kwargs)
+    def note(function):
+        noter.has_own_gradient()
+        return function
 
     def enter(accumulator):
         noter.accumulates_forward()
         return direct_enter(accumulator)
 
-    direct = custom_gradient._graph_mode_decorator
     direct_enter = tf.autodiff.ForwardAccumulator.__enter__
     with (
         patched(TensorFlowVariable, "assign", assign),
-        patched(custom_gradient, "_graph_mode_decorator", decorator),
+        own_gradients.changed_by(note),
         patched(tf.autodiff.ForwardAccumulator, "__enter__", enter),
         metric_methods_by("update_state", noter.updated, but=CALLERS),
         metric_methods_by("result", noter.result, but=()),

@@ -62,11 +62,7 @@ class MergedResults:
 
     def stacked(self, values: list[tf.Tensor], *, is_first: bool) -> list[tf.Tensor]:
         """Returns the replicas' values, [replicas, ...] each."""
-        placed = []
-        for value in values:
-            others = [tf.zeros_like(value)] * self._replica.num_replicas
-            others[self._replica.index] = value
-            placed.append(tf.stack(others))
+        placed = [among_zeros(each, self._replica) for each in values]
         return self.totals(placed, is_first=is_first)
 
     def mean(self, value: tf.Tensor) -> tf.Tensor:
@@ -76,6 +72,13 @@ class MergedResults:
     def gathered(self, rows: tf.Tensor, times: int | None) -> tf.Tensor:
         """Returns the rows of all replicas."""
         return self._handler.all_rows(rows, times)
+
+
+def among_zeros(value: tf.Tensor, replica) -> tf.Tensor:
+    """Returns [replicas, ...]: the replica's value in its place, and zeros elsewhere."""
+    places = [tf.zeros_like(value)] * replica.num_replicas
+    places[replica.index] = value
+    return tf.stack(places)
 
 
 def states_of(variables: list[keras.Variable]) -> list[tf.Tensor]:

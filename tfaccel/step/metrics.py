@@ -52,7 +52,7 @@ from tfaccel.keras_internals.reductions import (
 from tfaccel.keras_internals.replica import Replica
 from tfaccel.keras_internals.variables import standing_in, value_of
 from tfaccel.step.in_xla import NotInXlaError
-from tfaccel.step.merged_results import UsesResultsError, put_back, states_of
+from tfaccel.step.merged_results import UsesResultsError, among_zeros, put_back, states_of
 from tfaccel.step.metric_inputs import Inputs
 
 log = logging.getLogger("tfaccel")
@@ -425,9 +425,7 @@ class Updates:
         for variable in self._model.metrics_variables:
             state = tf.convert_to_tensor(value_of(variable))
             if id(variable) in merged:
-                others = [tf.zeros_like(state)] * self._replica.num_replicas
-                others[self._replica.index] = state
-                state = tf.stack(others)
+                state = among_zeros(state, self._replica)
             states.append(state)
         return states
 
@@ -466,11 +464,6 @@ class Updates:
             is_first = self._replica.index == 0
             variables[each].assign(values[each] if is_first else tf.zeros_like(values[each]))
         return list(values.values())
-
-    @property
-    def noted(self) -> set[str]:
-        """The names of the logs that are what a metric's `result` returned."""
-        return set(self._logs)
 
     def results(self, names: set[str]) -> dict[str, tf.Tensor]:
         """Returns those of the named logs that are results of metrics, of the settled states."""

@@ -21,7 +21,6 @@ import tensorflow as tf
 from tfaccel.keras_internals import stateful
 from tfaccel.keras_internals.layer_paths import layer_paths
 from tfaccel.keras_internals.one_replica import own_losses
-from tfaccel.keras_internals.patching import with_entry
 from tfaccel.keras_internals.recording import Recording, recorded
 from tfaccel.keras_internals.replica import Replica
 from tfaccel.keras_internals.row_operations import unassigned
@@ -174,7 +173,7 @@ def make_totals(
             contexts.enter_context(updates.replaced())
             merges = updates.merging is not None
             with_results = functools.partial(
-                _with_results, updates, updates.watching(step), model, results, merges=merges
+                _with_results, updates.watching(step), model, results, merges=merges
             )
             yield functools.partial(_part, with_results, recording, updates.inputs)
 
@@ -221,26 +220,13 @@ def make_totals(
     )
 
 
-def _with_results(updates: Updates, step, model, results: set[str], batch, *, merges: bool) -> dict:
+def _with_results(step, model, results: set[str], batch, *, merges: bool) -> dict:
     """Runs the step, and adds the names of the logs that are results of metrics to `results`.
 
     Those are computed again after the step, unless it merges results where it asks for them.
     """
-    found = []
-
-    def keeping() -> dict:
-        found.append(own())
-        return found[-1]
-
-    own = model.get_metrics_result
-    with with_entry(vars(model), "get_metrics_result", keeping):
-        logs = step(batch)
-    if merges:
-        return logs
-    if tf.executing_eagerly():  # no graph tells what a log is computed from
-        of_model = {id(value) for each in found for value in each.values()}
-        results |= updates.noted | {name for name, each in logs.items() if id(each) in of_model}
-    else:
+    logs = step(batch)
+    if not merges:
         results |= names_of_results(logs, model.metrics_variables)
     return logs
 
