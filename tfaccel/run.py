@@ -51,6 +51,7 @@ from tfaccel.data.source import ArraySource, ImageSource
 from tfaccel.export.at_start import check_at_start, warn_at_start
 from tfaccel.export.export import export_model
 from tfaccel.keras_internals import mirrored  # noqa: F401  so that Keras reads files with its layers
+from tfaccel.keras_internals.attention import obey_flash_attention
 from tfaccel.process import progress
 from tfaccel.runtime import devices as runtime_lib
 from tfaccel.runtime.cluster import Cluster, check_one_process, find
@@ -74,6 +75,7 @@ def setup(
     memory: str | int = "growth",
     tf32: bool = True,
     xla: bool | None = None,
+    flash_attention: bool = True,
     compile_cache: bool = True,
     seed: int = 0,
     deterministic: bool = False,
@@ -96,6 +98,8 @@ def setup(
       tf32: whether float32 products may use TensorFloat-32.
       xla: whether steps are compiled with XLA. None turns XLA on with GPUs, and off on the CPU,
         where it makes most steps slower.
+      flash_attention: whether cuDNN's flash kernels compute attentions in steps that XLA compiles
+        for GPUs: see tfaccel/attention/README.md.
       compile_cache: whether to keep what XLA compiles for a GPU for the next process.
       seed: the seed of weights, dropout, data order and augmentation.
       deterministic: whether two equal runs give the same bits; it may select slower kernels.
@@ -117,6 +121,7 @@ def setup(
             memory=memory,
             tf32=tf32,
             xla=xla,
+            flash_attention=flash_attention,
             compile_cache=compile_cache,
             seed=seed,
             deterministic=deterministic,
@@ -161,6 +166,7 @@ class Run:
         """
         self._loader_level = run_log.SUMMARY if summarizes else logging.INFO
         undo_legacy_keras(os.environ)
+        obey_flash_attention()
         progress.beat("start")
         self.cluster = cluster or find(os.environ)
         _warn_of_precision(config)
@@ -459,7 +465,8 @@ class Run:
             raise UserError(
                 f"{name} is a field of StepConfig; use step=tfaccel.StepConfig({name}=...)"
             )
-        compile_model(model, self.strategy, step, *args, xla=self.runtime.xla, **compile_args)
+        own = {"xla": self.runtime.xla, "flash_attention": self.runtime.flash_attention}
+        compile_model(model, self.strategy, step, *args, **own, **compile_args)
         methods.extend(
             model,
             step,

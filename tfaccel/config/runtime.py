@@ -33,6 +33,8 @@ class RuntimeConfig:
     xla: bool | None = None
     """Compile steps with XLA. This includes training, test and predict steps. None, the default,
     means True with GPUs and False on the CPU, where XLA makes most steps slower."""
+    flash_attention: bool = True
+    """Compute attentions with cuDNN's flash kernels. They need XLA, and float16 or bfloat16."""
     compile_cache: bool = True
     """Keep what XLA compiles for a GPU for later processes. The files are in tfaccel/xla of the
     cache folder (XDG_CACHE_HOME, or ~/.cache) and take at most 4 GiB."""
@@ -56,6 +58,7 @@ class RuntimeConfig:
         object.__setattr__(self, "memory", _memory(self.memory))
         check_flag("tf32", self.tf32)
         object.__setattr__(self, "xla", _xla(self.xla))
+        check_flag("flash_attention", self.flash_attention)
         check_flag("compile_cache", self.compile_cache)
         check_int("seed", self.seed, at_least=0, at_most=2**32 - 1)  # what NumPy takes
         check_flag("deterministic", self.deterministic)

@@ -7,15 +7,17 @@ from collections.abc import Callable
 import keras
 
 from tfaccel.keras_internals import batch_norm, convolution, max_pooling
+from tfaccel.keras_internals.attention import attention_by
 from tfaccel.keras_internals.patching import patched
 
 
 @contextlib.contextmanager
-def layer_paths(*, xla: bool, all_reduce: Callable | None):
+def layer_paths(*, xla: bool, all_reduce: Callable | None, attention: Callable | None = None):
     """Within the context, some Keras layers use tfaccel's quicker methods.
 
     Args:
       xla: Whether XLA compiles the traced function.
+      attention: What computes attentions if XLA compiles the function; None: Keras.
       all_reduce: A function that sums over replicas, for synchronized layers; None on one replica.
     """
     norm, conv = keras.layers.BatchNormalization, keras.layers.Conv2D
@@ -30,6 +32,8 @@ def layer_paths(*, xla: bool, all_reduce: Callable | None):
             replace(conv, "convolution_op", convolution.as_product)
             replace(norm, "call", batch_norm.one_pass)
             replace(pooling, "call", max_pooling.indexed)
+            if attention is not None:
+                patches.enter_context(attention_by(attention))
         else:
             replace(norm, "call", batch_norm.fused)
         replace(conv, "call", biases.added)

@@ -10,7 +10,7 @@ Takes a strategy and its batches; gives each replica, and what it works on.
 import contextlib
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -29,6 +29,8 @@ class Replica:
       device: TensorFlow's name of the device.
       launcher: TensorFlow's launcher of the collectives that this replica takes part in.
       reduces_in_xla: Whether you may call `all_reduce_in_xla`. If false, it might wait for ever.
+      attention: What computes attentions in steps that XLA compiles (keras_internals/attention.py);
+        None: Keras.
     """
 
     local_index: int
@@ -37,6 +39,7 @@ class Replica:
     device: str
     launcher: object
     reduces_in_xla: bool
+    attention: Callable | None = None
 
     @property
     def is_gpu(self) -> bool:

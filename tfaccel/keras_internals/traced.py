@@ -1,8 +1,10 @@
 """What TensorFlow knows of a traced function and of its operations."""
 
 import functools
+import math
 from collections.abc import Iterator
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import kernels, op_def_registry
 from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs
@@ -79,3 +81,53 @@ def _comes_from(tensor, handles: set[int], graph) -> bool:
             seen.add(id(each.op))
             waiting += each.op.inputs
     return False
+
+
+def constant_of(tensor: tf.Tensor, *, at_most: int) -> np.ndarray | None:
+    """Returns the value of a tensor that depends on no input and no variable of a traced function.
+
+    Its operations are computed on the CPU, now. Returns None if the tensor depends on an input, a
+    variable, a random number or a function, or if it has more than `at_most` values.
+
+    Args:
+      tensor: a tensor of the graph that is being traced, or an eager one.
+      at_most: the largest number of values, also of the tensors on the way.
+    """
+    if not tf.is_symbolic_tensor(tensor):
+        return tensor.numpy()
+    operations = _operations_of(tensor, at_most)
+    if operations is None:
+        return None
+    graph = tf.compat.v1.GraphDef(versions=tensor.graph.graph_def_versions)
+    for each in operations:
+        node = graph.node.add()
+        node.CopyFrom(each.node_def)
+        node.device = ""
+        node.input[:] = [name for name in node.input if not name.startswith("^")]
+    with tf.init_scope(), tf.device("CPU:0"):
+        imported = functools.partial(
+            tf.import_graph_def, graph, return_elements=[tensor.name], name=""
+        )
+        (value,) = tf.compat.v1.wrap_function(imported, [])()
+        return value.numpy()
+
+
+def _operations_of(tensor: tf.Tensor, at_most: int) -> list[tf.Operation] | None:
+    """Returns the operations that a tensor needs; None if one has an input, a state or a size."""
+    waiting, found = [tensor.op], {}
+    while waiting:
+        each = waiting.pop()
+        if id(each) in found:
+            continue
+        sizes = [output.shape.num_elements() for output in each.outputs]
+        if (
+            each.type == "Placeholder"
+            or has_effects(each.type)
+            or any(attribute.HasField("func") for attribute in each.node_def.attr.values())
+            or None in sizes
+            or math.fsum(sizes) > at_most
+        ):
+            return None
+        found[id(each)] = each
+        waiting += [given.op for given in each.inputs]
+    return list(found.values())

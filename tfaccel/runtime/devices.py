@@ -79,6 +79,7 @@ class Runtime:
       xla: whether steps are compiled with XLA.
       seed: the seed of all random numbers.
       loader_threads: CPU threads for each replica's loader.
+      flash_attention: whether cuDNN's flash kernels compute attentions where they can.
     """
 
     devices: tuple[Device, ...]
@@ -86,6 +87,7 @@ class Runtime:
     xla: bool
     seed: int
     loader_threads: int
+    flash_attention: bool = True
 
 
 def configure(config: RuntimeConfig, cluster: Cluster = ALONE) -> Runtime:
@@ -160,6 +162,7 @@ def configure(config: RuntimeConfig, cluster: Cluster = ALONE) -> Runtime:
         xla=xla,
         seed=config.seed,
         loader_threads=loader_threads,
+        flash_attention=config.flash_attention,
     )
 
 

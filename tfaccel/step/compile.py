@@ -50,6 +50,7 @@ def compile_model(
     config: StepConfig,
     *args,
     xla: bool,
+    flash_attention: bool = True,
     **compile_args,
 ) -> None:
     """Compiles `model` for `strategy`.
@@ -60,6 +61,7 @@ def compile_model(
       config: what a step does in addition to Keras's step.
       *args: passed to the model's `compile`, which may be the model's own.
       xla: whether steps are compiled with XLA.
+      flash_attention: whether cuDNN's flash kernels compute attentions, where XLA and GPUs can.
       **compile_args: also passed to `compile`. `jit_compile` is refused.
 
     Raises:
@@ -100,7 +102,7 @@ def compile_model(
         mixing.check(model, config)
         change = mixing.specs_as_probabilities(model)
     build_from_specs(model, change=change)
-    set_functions(model, strategy, config, xla=xla)
+    set_functions(model, strategy, config, xla=xla, flash_attention=flash_attention)
 
 
 def _check_layers(model, strategy, *, xla: bool) -> None:

@@ -51,6 +51,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.attention.choose import attentions_on
 from tfaccel.config import StepConfig
 from tfaccel.data.deferred import Deferred
 from tfaccel.keras_internals import row_operations, stateful
@@ -91,12 +92,14 @@ log = logging.getLogger("tfaccel")
 AFTER, ASK, WITHIN = "after", "ask", "within"
 
 
-def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
+def set_functions(model, strategy, config: StepConfig, *, xla: bool, flash_attention: bool) -> None:
     """Sets the functions that `fit`, `evaluate` and `predict` call for each execution.
 
     Keras makes its own functions only if none are set. Its `compile` removes them.
     """
     replicas = local_replicas(strategy)
+    attention = attentions_on([each.device for each in replicas], wanted=xla and flash_attention)
+    replicas = [each.like(attention=attention) for each in replicas]
     choose = functools.partial(in_xla.Choice, model, said=set())
     choices = [choose(wanted=xla) for _ in range(3)]
     eagerly = runs_eagerly(model)
@@ -600,7 +603,10 @@ def _whole_step(
     model, step, replica: Replica, batch, *, xla: bool, updates_in_xla: bool, trains: bool
 ) -> dict:
     """Runs the model's own step: with one replica there is nothing to sum."""
-    with as_replica(model, replica), layer_paths(xla=xla, all_reduce=None):
+    with (
+        as_replica(model, replica),
+        layer_paths(xla=xla, all_reduce=None, attention=replica.attention),
+    ):
         if not trains:
             return labels.named(step(batch), trains=False)
         # If XLA compiles the whole step, it compiles the update with it.
@@ -837,7 +843,7 @@ class _Predict:
             with (
                 as_replica(model, replica),
                 stateful.own_rows(model, replica, totals_lib.num_rows(batch)),
-                layer_paths(xla=xla, all_reduce=None),
+                layer_paths(xla=xla, all_reduce=None, attention=replica.attention),
             ):
                 return model.predict_step(batch)
 

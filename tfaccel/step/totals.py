@@ -169,7 +169,9 @@ def make_totals(
             settings = {"apply": apply_, "is_own": is_own, "turn": turn, "joins": joins}
             contexts.enter_context(recorded(model, replica, recording=recording, **settings))
             contexts.enter_context(stateful.own_rows(model, replica, rows))
-            contexts.enter_context(layer_paths(xla=xla, all_reduce=all_reduce if several else None))
+            summed = all_reduce if several else None
+            quick = layer_paths(xla=xla, all_reduce=summed, attention=replica.attention)
+            contexts.enter_context(quick)
             contexts.enter_context(updates.replaced())
             merges = updates.merging is not None
             with_results = functools.partial(

@@ -1,0 +1,155 @@
+"""Decides whether cuDNN computes an attention of a traced step, and says why where it does not."""
+
+import logging
+import numbers
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+
+from tfaccel.attention import flash
+from tfaccel.common.run_log import summary
+from tfaccel.keras_internals.attention import has_gradient
+
+log = logging.getLogger("tfaccel")
+
+LEAST_CAPABILITY = (8, 0)  # of a GPU: Ampere
+# The largest head of cuDNN 9 on Hopper GPUs, and on older ones, on which it was not tried here.
+LARGEST_HEAD, LARGEST_HEAD_BEFORE_HOPPER = 256, 128
+MULTIPLE_OF_HEAD = 8
+
+
+class Attentions:
+    """Computes the attentions of a model's steps: by cuDNN where it can, else as Keras does."""
+
+    def __init__(self, *, largest_head: int = LARGEST_HEAD):
+        """Takes the largest size of a head that cuDNN takes on these GPUs."""
+        self._largest_head, self._said = largest_head, set()
+
+    def __call__(
+        self,
+        direct: Callable,
+        query,
+        key,
+        value,
+        bias=None,
+        mask=None,
+        scale=None,
+        is_causal=False,
+        flash_attention=None,
+        attn_logits_soft_cap=None,
+    ) -> tf.Tensor:
+        """Returns the attention of `keras.ops.dot_product_attention`, whose arguments these are.
+
+        Args:
+          direct: Keras's own function.
+        """
+        query, key, value = map(tf.convert_to_tensor, (query, key, value))
+        if bias is not None:
+            bias = tf.convert_to_tensor(bias)
+        settings = {"bias": bias, "mask": mask, "scale": scale, "is_causal": is_causal}
+        if flash_attention is False or (
+            flash_attention is None and keras.config.is_flash_attention_enabled() is False
+        ):
+            return direct(query, key, value, **settings)
+        reason = self._why_not(query, key, value, **settings, soft_cap=attn_logits_soft_cap)
+        if reason is not None:
+            self._say(reason)
+            return direct(query, key, value, **settings, attn_logits_soft_cap=attn_logits_soft_cap)
+        self._say_once(log.info, "step: cuDNN's flash kernels compute its attentions")
+        dtype, size = query.dtype, query.shape[-1]
+
+        def plain(query, key, value, bias=None, **settings):
+            return direct(query, key, value, bias=bias, **settings)
+
+        return flash.flash_attention(
+            query,
+            key,
+            value,
+            plain=plain,
+            scale=size**-0.5 if scale is None else float(scale),
+            is_causal=is_causal,
+            mask=None if mask is None else tf.cast(mask, tf.bool),
+            bias=None if bias is None else tf.cast(bias, dtype),
+        )
+
+    def without_scores(self) -> None:
+        """Says once why a layer that returns its scores has no flash attention."""
+        self._say("its layer returns the scores, which a flash kernel never has")
+
+    def without_dropout(self) -> None:
+        """Says once why a layer that drops scores out has no flash attention."""
+        self._say("it drops scores out, which XLA's call of cuDNN cannot do in TensorFlow")
+
+    def _say(self, reason: str) -> None:
+        text = f"step: an attention is computed without cuDNN's flash kernels, because {reason}"
+        self._say_once(summary, text)
+
+    def _say_once(self, say: Callable, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            say("%s", text)
+
+    def _why_not(self, query, key, value, *, bias, mask, scale, is_causal, soft_cap) -> str | None:
+        """Returns why cuDNN does not compute this attention; None if it does."""
+        dtypes = {each.dtype for each in (query, key, value)}
+        if len(dtypes) > 1 or query.dtype not in flash.OUT_OF_MASK:
+            names = ", ".join(sorted(each.name for each in dtypes))
+            return f"its dtype is {names}, not float16 or bfloat16"
+        shapes = [each.shape for each in (query, key, value)]
+        if any(each.rank != 4 for each in shapes):
+            return f"its query, key and value have the shapes {shapes}, not four axes"
+        if not all(each.is_fully_defined() for each in shapes):
+            return "its shape is not known when the step is traced"
+        if mask is not None and not mask.shape.is_fully_defined():
+            return "its mask's shape is not known when the step is traced"
+        if scale is not None and not isinstance(scale, numbers.Real):
+            return "its scale is a tensor"
+        heads, size = query.shape[2:]
+        if value.shape[-1] != size:
+            return f"its heads of {size} and of {value.shape[-1]} values differ"
+        if size > self._largest_head or size % MULTIPLE_OF_HEAD:
+            return (
+                f"its heads have {size} values, which is no multiple of {MULTIPLE_OF_HEAD} up to "
+                f"{self._largest_head}"
+            )
+        if heads % key.shape[2]:
+            return f"its {heads} heads do not share {key.shape[2]} of the key evenly"
+        if key.shape[1] == 1:
+            return "its key has one row, of which the scores have no gradient"
+        if bias is not None and has_gradient(bias):
+            # That of the bias and the mask together, which cuDNN gets.
+            shape = (
+                bias.shape if mask is None else tf.broadcast_static_shape(bias.shape, mask.shape)
+            )
+            if tuple(shape[:2]) != (1, heads):
+                return (
+                    f"its bias and mask have the shape {tuple(shape)}, and cuDNN gives the "
+                    f"gradient of a bias (1, {heads}, rows, rows of the key) only"
+                )
+        return "it has a soft cap" if soft_cap else None
+
+
+def attentions_on(devices: list[str], *, wanted: bool) -> Attentions | None:
+    """Returns what computes the attentions of a model's steps; None if Keras does.
+
+    Args:
+      devices: TensorFlow's names of the replicas' devices in this process.
+      wanted: whether flash attention is wanted.
+    """
+    if not wanted:
+        return None
+    capabilities = [_capability(each) for each in devices]
+    if None in capabilities or min(capabilities) < LEAST_CAPABILITY:
+        return None
+    is_hopper = min(capabilities) >= (9, 0)
+    return Attentions(largest_head=LARGEST_HEAD if is_hopper else LARGEST_HEAD_BEFORE_HOPPER)
+
+
+def _capability(device: str) -> tuple[int, int] | None:
+    """Returns the compute capability of a GPU; None of another device."""
+    spec = tf.DeviceSpec.from_string(device)
+    if spec.device_type != "GPU":
+        return None
+    gpu = tf.config.list_physical_devices("GPU")[spec.device_index]
+    return tf.config.experimental.get_device_details(gpu).get("compute_capability")
