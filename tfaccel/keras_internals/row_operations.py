@@ -172,12 +172,12 @@ def operations_by(handler: Handler, *, metrics: Iterable[keras.metrics.Metric]) 
         replace(context, "all_reduce", functools.partial(_all_reduce, handler))
         replace(context, "all_gather", functools.partial(_all_gather, handler))
         replace(keras.layers.Layer, "__call__", _layer_call)
-        replace(BaseOptimizer, "apply", _unnoticed)
+        replace(BaseOptimizer, "apply", unnoticed)
         replace(keras.metrics.MeanMetricWrapper, "update_state", _with_noticed_function)
         for kind in _kinds_of(metrics):
             for name in _OF_METRICS & vars(kind).keys():
                 if (kind, name) != (keras.metrics.MeanMetricWrapper, "update_state"):
-                    replace(kind, name, _unnoticed)
+                    replace(kind, name, unnoticed)
         yield
 
 
@@ -226,7 +226,9 @@ def _kinds_of(metrics: Iterable[keras.metrics.Metric]) -> list[type]:
     )
 
 
-def _unnoticed(direct: Callable) -> Callable:
+def unnoticed(direct: Callable) -> Callable:
+    """Returns a function whose operations the handler does not see."""
+
     def call(*args, **kwargs):
         with noticing(on=False):
             return direct(*args, **kwargs)

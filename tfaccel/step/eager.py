@@ -76,7 +76,7 @@ def say() -> None:
 
 
 def as_tensors(batch):
-    """Returns a batch whose arrays are tensors, as a step has them that is traced."""
+    """Returns a batch with tensors in place of arrays, as a traced step gets it."""
     return tf.nest.map_structure(
         lambda each: tf.constant(each) if isinstance(each, np.ndarray) else each, batch
     )

@@ -24,9 +24,9 @@ which would delay the results of one GPU until all have ended: a step took 49 ms
 Elsewhere TensorFlow's collective sums between two XLA functions. XLA has no collective on the CPU;
 and with several processes only TensorFlow's collectives can be aborted when a peer has died.
 
-A step that needs values of all replicas before its pass has ended cannot be cut so: a model's own
-`train_step` that updates weights more than once, or a loss that is no mean over rows. Its values
-are joined where it computes them (tfaccel/step/whole_batch.py). `_Step` finds out which way a step
+Some steps cannot be cut so, because they need values of all replicas before their pass has ended: a
+`train_step` that updates weights more than once, or a loss that is no mean over rows. Their values
+are joined where they compute them (tfaccel/step/whole_batch.py). `_Step` finds out which way a step
 needs. On the GPUs of one process it is one XLA function either way. Elsewhere it runs without XLA.
 
 A step with an infinite or NaN gradient is skipped on every replica (tfaccel/step/finite.py has the
@@ -57,7 +57,7 @@ from tfaccel.keras_internals import row_operations, stateful
 from tfaccel.keras_internals.function_names import alike, own_numbers
 from tfaccel.keras_internals.layer_paths import layer_paths
 from tfaccel.keras_internals.model_view import is_of_keras, is_synchronized, runs_eagerly
-from tfaccel.keras_internals.one_replica import as_replica, metrics_as
+from tfaccel.keras_internals.one_replica import as_replica, reading_as
 from tfaccel.keras_internals.recording import JoinsRowsError
 from tfaccel.keras_internals.replica import InXla, Replica, local_replicas
 from tfaccel.keras_internals.stateful import local_batches_alike
@@ -87,7 +87,7 @@ from tfaccel.step.whole_batch import Rows, reduced
 log = logging.getLogger("tfaccel")
 
 # Where the replicas' values are joined: after each replica's pass, or within the step. ASK: as the
-# plan of the step says.
+# plan of the step says. (README.md of this folder has the words.)
 AFTER, ASK, WITHIN = "after", "ask", "within"
 
 
@@ -123,15 +123,14 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
 
     train = make("train_step", choice=trains, updates_in_xla=xla, trains=True)
     test = make("test_step", choice=tests, trains=False)
-    parts = (
-        f", the batch in {config.accumulation_steps} parts" if config.accumulation_steps > 1 else ""
-    )
+    num_parts = config.accumulation_steps
+    in_parts = f", the batch in {num_parts} parts" if num_parts > 1 else ""
     with_xla = "with" if trains.on else "without"
     if eagerly:
         with eager.said_once(said):
             eager.say()
     else:
-        log.info("step: %s, %s XLA%s", _in_words(replicas, xla=trains.on), with_xla, parts)
+        log.info("step: %s, %s XLA%s", _in_words(replicas, xla=trains.on), with_xla, in_parts)
     model.train_function = Execution(model, train)
     model.test_function = Execution(model, test)
     model.predict_function = _Predict(model, strategy, replicas, predicts, said)
@@ -780,7 +779,7 @@ def _update(
         pairs = zip(totals.metrics_before, states, strict=True)
         states = [tf.where(spoilt, old, new) for old, new in pairs]
         logs[finite.LOG] = watch.code()
-    with metrics_as(model, states):
+    with reading_as(model.metrics_variables, states):
         # In the context, because a metric may return its own variable, as in Keras's guide.
         results = tf.nest.map_structure(tf.convert_to_tensor, model.get_metrics_result())
         named = updates.results(totals.logs.keys() - results.keys())

@@ -188,7 +188,7 @@ class Updates:
             if self._in_parts:  # inside the others, which keep the updates of a part without rows
                 skipping = metric_methods_by("update_state", self._unless_without_rows, but=CALLERS)
                 contexts.enter_context(skipping)
-            contexts.enter_context(own_metrics_updated_by(_unnoticed(self._update)))
+            contexts.enter_context(own_metrics_updated_by(row_operations.unnoticed(self._update)))
             contexts.enter_context(means_updated_by(self._tracking))
             contexts.enter_context(results_noted_by(self._result))
             own = self._excusing(self._model.get_metrics_result)
@@ -477,16 +477,6 @@ class Updates:
 
 def _is_symbolic(result: tuple) -> bool:
     return tf.is_symbolic_tensor(result[-1])
-
-
-def _unnoticed(update: Callable) -> Callable:
-    """Returns the function, whose own operations are not those of the user's step."""
-
-    def unnoticed(*args):
-        with row_operations.noticing(on=False):
-            return update(*args)
-
-    return unnoticed
 
 
 def _count(metric, number: tf.Tensor) -> None:

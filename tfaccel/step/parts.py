@@ -1,15 +1,16 @@
-"""The parts of a replica's batch, of which a step with `accumulation_steps` is the sum.
+"""The parts that `accumulation_steps` cuts a replica's batch into, and the sum of their results.
 
-    gradients, logs = traced(run_part, batch, 4)          # one after the other, in a graph
-    gradients, logs = compiled(run_part, batch, 4)        # the same, for XLA
-    gradients, logs = side_by_side(run_part, batch, 4)    # joined where the step computes values
+    sums = traced(run_part, batch, 4)          # one after the other, in a graph
+    sums = compiled(run_part, batch, 4)        # the same, for XLA
+    sums = side_by_side(run_part, batch, 4)    # joined where the step computes values
 
-One after the other, only one part is in memory. Side by side, a part waits wherever the step needs
-a value of all rows, such as the mean loss, until every part is there. So the step computes what it
-would compute of the whole batch. It needs more memory: what each part still needs behind a value
-waits with it.
+`run_part` returns a nest of tensors, and `sums` is the same nest. One after the other, only one
+part is in memory. Side by side, a part waits wherever the step needs a value of all rows, such as
+the mean loss, until every part is there. So the step computes what it would compute of the whole
+batch. That takes more memory, because what a part needs behind such a place is kept meanwhile.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 
@@ -107,8 +108,11 @@ class Part:
 
     def of(self, replica: Replica) -> Replica:
         """Returns the part as if it were a replica: one of all parts of all replicas."""
-        index = replica.index * self._num_parts + self._lane.index
-        return replica.like(index=index, num_replicas=replica.num_replicas * self._num_parts)
+        return dataclasses.replace(
+            replica,
+            index=replica.index * self._num_parts + self._lane.index,
+            num_replicas=replica.num_replicas * self._num_parts,
+        )
 
     def sizes(self, rows_of_all: list[int]) -> list[int]:
         """Returns the rows of all parts, given those of all replicas."""
@@ -129,7 +133,7 @@ class Part:
         return self._lane.index == 0
 
     def once(self, function: Callable | None) -> Callable | None:
-        """Returns a function of all parts, which one of them calls."""
+        """Returns a function that every part calls, and that runs in one of them."""
         if function is None:
             return None
         return lambda *arguments: function(*arguments) if self.is_first_to_go_on() else None

@@ -5,8 +5,8 @@
         step(batches)
 
 TensorFlow builds a step for each shape of a batch once, and XLA compiles each. A few shapes that
-return in every epoch are right: buckets of texts, or a last batch with fewer rows. Shapes without
-end are a fault: a training of texts that are not padded would spend its time on building.
+return in every epoch are right: buckets of texts, or a last batch with fewer rows. But if nearly
+every batch has a new shape, as texts without padding do, the training spends its time on building.
 """
 
 import contextlib
@@ -87,7 +87,7 @@ class Shapes:
                 number,
                 _advice(seen),
             )
-        elif others & (others - 1) == 0:  # the 9th, 10th, 11th, 13th, 17th, ...: less and less
+        elif others & (others - 1) == 0:  # the 9th, 10th, 11th, 13th, 17th, ...: ever more seldom
             log.warning(
                 "%s: built again in %.1f s for a batch of shapes %s, the %dth new shape; each "
                 "costs this once: pad batches to a few lengths (bucket_by_sequence_length with "

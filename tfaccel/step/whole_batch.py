@@ -1,8 +1,8 @@
 """Makes a step of the model's own compute, on each replica, what one device computes.
 
 Each replica runs the step on its own rows, so a sum over rows is only a part of the sum that the
-step means. While the step is traced, every such value is completed where the
-step computes it. The code behind it continues with the value of one device:
+step means. While the step is traced, the replicas' values are joined where the step computes them.
+The code behind such a place continues with the value of one device:
 
   - A reduction over rows (a sum, a mean, a product that sums over rows, ...) covers the rows of all
     replicas. A number of rows that the step divides by is the number of all rows.
@@ -10,8 +10,8 @@ step computes it. The code behind it continues with the value of one device:
   - `apply_gradients` updates the weights where the step calls it.
   - The collectives of tfaccel and of `tf.distribute` join the replicas.
 
-    plan = planned(model, step, replica, batch)   # traces the step twice, and runs nothing
-    rows = Rows(replica, plan, batch, weight=..., reduce=replica.all_reduce)
+    plan = planned(model, step, replica, batch, within=True)   # traces the step twice
+    rows = Rows(replica, plan, batch, num_rows=6, weight=6.0, reduce=..., rows_of_all=[6, 6])
     with handled_by(rows, model):
         logs = step(batch)
 
@@ -55,7 +55,7 @@ class Rows(Handler):
         joins_in_loops: bool = False,
         merges_results: bool = False,
     ):
-        """Joins the replicas' numbers of rows.
+        """Adds up the replicas' numbers of rows, which the step's values are joined by.
 
         Args:
           replica: the replica.
