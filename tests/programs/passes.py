@@ -8,8 +8,8 @@ import functools
 
 import keras
 import tensorflow as tf
-from programs.program import Program, normal, numbers
-from programs.self_supervised import gather, image_encoder, network, of_mse, updated
+from programs.program import Program, gather, network, normal, numbers
+from programs.self_supervised import image_encoder, of_mse, updated
 
 from tfaccel import collectives
 

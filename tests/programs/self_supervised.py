@@ -7,24 +7,7 @@ first, so their reference is the whole batch on one device.
 import keras
 import tensorflow as tf
 from keras import layers, ops
-from programs.program import Program, normal, numbers
-
-from tfaccel import collectives
-
-
-def gather():
-    """Returns the function that gathers rows; on stock Keras on one device, it returns its rows.
-
-    Call it where the model is made, because a step runs in the scope of no strategy.
-    """
-    return collectives.all_gather if tf.distribute.has_strategy() else tf.convert_to_tensor
-
-
-def network(inputs: int = 4, outputs: int = 2, width: int = 5) -> keras.Sequential:
-    """Returns a small network with one hidden layer, built."""
-    return keras.Sequential(
-        [keras.Input((inputs,)), layers.Dense(width, "tanh"), layers.Dense(outputs)]
-    )
+from programs.program import Program, gather, network, normal, numbers
 
 
 def image_encoder(width: int = 4) -> keras.Sequential:
