@@ -93,7 +93,7 @@ class Recording:
         return list(self._before.values())
 
     def kept(self) -> list[tuple]:
-        """Returns the same of the variables that have equal values on all replicas."""
+        """Returns the same for the variables that got equal values on all replicas."""
         return [each for key, each in self._kept.items() if key not in self._before]
 
 

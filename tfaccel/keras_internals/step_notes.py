@@ -61,7 +61,7 @@ def noted(noter: Noter) -> Iterator[None]:
         own_gradients.changed_by(note),
         patched(tf.autodiff.ForwardAccumulator, "__enter__", enter),
         metric_methods_by("update_state", noter.updated, but=CALLERS),
-        metric_methods_by("result", noter.result, but=()),
+        metric_methods_by("result", noter.result),
     ):
         yield
 

@@ -293,12 +293,15 @@ class _Step:
         return self.choice.on and self._replicas[0].reduces_in_xla
 
     def ask(self, *, is_own: bool = False) -> None:
-        """Lets a plan say where the replicas' values are joined: for a step of the model's own."""
+        """Lets a plan say where the replicas' values are joined.
+
+        With `is_own` the step is the model's own, so the plan also says whether it is plain.
+        """
         self._join, self._is_own = ASK, is_own
         self._made.clear()
 
     def join_within(self, why: str) -> None:
-        """Joins the replicas' values where the step computes them, because of a reason.
+        """Joins the replicas' values where the step computes them; the log says `why`.
 
         XLA can do that if the replicas are the GPUs of this process.
         """
@@ -421,10 +424,7 @@ class _Step:
                 return step(batches[0])
 
         joining = functools.partial(self._joining, run)
-        return self._with_constants(self.choice.run(joining, batches, forget=self._made.clear))
-
-    def _with_constants(self, logs: dict) -> dict:
-        return logs | self._constants
+        return self.choice.run(joining, batches, forget=self._made.clear) | self._constants
 
     def _eagerly(self, batches: list, *, padded: bool) -> dict:
         """Runs the step as Python, which Keras and TensorFlow can be told to do at any time."""
@@ -453,7 +453,7 @@ class _Step:
 
         inputs = [dict(each.inputs) for each in deferred]
         joining = functools.partial(self._joining, run)
-        return self._with_constants(self.choice.run(joining, inputs, forget=self._made.clear))
+        return self.choice.run(joining, inputs, forget=self._made.clear) | self._constants
 
     def _one_by_one(self, deferred: list[Deferred], *, padded: bool) -> dict:
         """Runs the same steps one by one, after XLA turned out to lack an operation of the step."""

@@ -320,7 +320,7 @@ class Notes:
         self._faulty("it uses tf.autodiff.ForwardAccumulator")
 
     def _noting_losses(self, reduce_weighted_values: Callable) -> Callable:
-        """Returns Keras's reduction of a loss, with a second form for masks of padding alone."""
+        """Returns Keras's reduction of a loss, and as its attribute one for masks of padding."""
 
         def reduce(*args, **kwargs):
             return reduce_weighted_values(*args, **kwargs)
@@ -740,7 +740,7 @@ class _Check:
         if any(variable is one for one in self._updated):
             raise _NotPlainError(f"it assigns {variable.path}, which the update changes or reads")
         if id(variable) in self._of_metrics and not each.is_users:
-            return  # what padding leaves of it
+            return  # tfaccel/step/padding.py, which takes back what padding has counted
         if kind in (*_JOINED, *_OF_METRICS) or (each.is_users and kind != Kind.COMMON):
             raise _NotPlainError(f"it assigns {variable.path} what depends on rows")
         is_seed = variable.dtype == "uint32"
@@ -756,8 +756,7 @@ class _Check:
             return
         are_means = all(self._kind(each) == Kind.MEAN for each in tensors)
         are_means = are_means and all(each.shape.rank == 0 for each in tensors)
-        listed = {id(each) for each in self._model.metrics_variables}
-        is_listed = all(id(each) in listed for each in metric.variables)
+        is_listed = metrics_lib.is_listed(self._model, metric)
         if has_own_update(metric):
             is_fine = metrics_lib.rule_of(metric) == metrics_lib.GATHER and not self._in_parts
         else:

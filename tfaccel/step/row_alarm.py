@@ -9,6 +9,8 @@ from tfaccel.keras_internals import own_gradients
 from tfaccel.keras_internals.recording import JoinsRowsError
 from tfaccel.step.row_handler import unnoticed
 
+_BY_ITSELF = "it joins values of the replicas by itself"
+
 
 class MayJoinError(Exception):
     """A step reduces an axis that may have rows, so only a plan knows what to do."""
@@ -84,18 +86,18 @@ class Alarm:
     @property
     def num_replicas(self):
         """Raises, because the step joins the replicas by itself."""
-        raise JoinsRowsError
+        raise JoinsRowsError(_BY_ITSELF)
 
     rank = local_rank = num_replicas
 
     def all_reduce(self, value, op: str):
         """Raises, because the step joins the replicas by itself."""
-        raise JoinsRowsError
+        raise JoinsRowsError(_BY_ITSELF)
 
     def all_gather(self, value, axis: int = 0):
         """Raises, because the step joins the replicas by itself."""
-        raise JoinsRowsError
+        raise JoinsRowsError(_BY_ITSELF)
 
     def broadcast(self, value, root_rank: int):
         """Raises, because the step joins the replicas by itself."""
-        raise JoinsRowsError
+        raise JoinsRowsError(_BY_ITSELF)

@@ -95,7 +95,7 @@ class Rows(Handler):
     def tags(self, kind: str, sizes: Sequence) -> tuple[str, ...]:
         """Returns what each size of this call is: what the plan says, or its size."""
         if not self._by_size:
-            if tf.executing_eagerly():  # numbers of no rows, hidden by another one of this replica
+            if tf.executing_eagerly():  # `number` does not find all planned numbers without rows
                 self._calls.pass_over(kind, lambda own, tags: own in NUMBERS and tags == (SAME,))
             tags = self._calls.take(kind, len(sizes))
             if tags is not None:
@@ -106,7 +106,7 @@ class Rows(Handler):
     def number(self, kind: str, numbers: Sequence[float | None]) -> int | None:
         """Returns the index of the number that was known when the plan was traced; else None.
 
-        In Python every number is known. So it is the planned one, by its kind and its value.
+        In Python every number is known, so the planned one is found by its kind and its value.
         """
         if not tf.executing_eagerly():
             return super().number(kind, numbers)
@@ -199,8 +199,7 @@ class Rows(Handler):
         if times is not None and self._rows_of_all is not None:
             sizes = [times * each for each in self._rows_of_all]
         else:
-            own = tf.one_hot(self.rank, self.num_replicas, dtype=tf.int64)
-            (sizes,) = self._reduce([own * tf.shape(rows, tf.int64)[0]])
+            sizes = self._sizes_now(rows, 0)
         return self._joined(self._placed(rows, 0, sizes))
 
     def stacked(self, value: tf.Tensor, kind: str) -> tf.Tensor:
@@ -227,6 +226,10 @@ class Rows(Handler):
         is_known = size is not None and not tf.executing_eagerly()  # no mask has chosen rows
         if is_known and self._rows_of_all is not None:
             return [size * rows // self._traced for rows in self._rows_of_all]
+        return self._sizes_now(value, axis)
+
+    def _sizes_now(self, value: tf.Tensor, axis: int) -> tf.Tensor:
+        """Returns the size of each replica's value along an axis, known when the step runs."""
         own = tf.one_hot(self.rank, self.num_replicas, dtype=tf.int64)
         (sizes,) = self._reduce([own * tf.shape(value, tf.int64)[axis]])
         return sizes
