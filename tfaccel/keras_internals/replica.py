@@ -43,6 +43,10 @@ class Replica:
         """Whether the device is a GPU."""
         return _is_gpu(self.device)
 
+    def like(self, **changes) -> "Replica":
+        """Returns a replica like this one, with other attributes."""
+        return dataclasses.replace(self, **changes)
+
     def all_reduce(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the sum of the values of all replicas.
 

@@ -10,7 +10,6 @@ sum over replicas, then replica 1, and so on. In the sum they meet.
 """
 
 import contextlib
-import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -33,9 +32,7 @@ def met_by_lanes(replicas: Sequence[Replica]) -> list[Replica]:
     launchers = [each.launcher for each in replicas]
     across = None if replicas[0].num_replicas == len(replicas) else _Across(launchers)
     return [
-        dataclasses.replace(
-            each, launcher=_Launcher(across, each.num_replicas), reduces_in_xla=False
-        )
+        each.like(launcher=_Launcher(across, each.num_replicas), reduces_in_xla=False)
         for each in replicas
     ]
 

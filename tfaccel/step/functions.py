@@ -267,6 +267,7 @@ class _Step:
         self._merges_results = False
         self._plans, self._is_plain = {}, False  # by the shapes of the batch
         self._constants = {}  # logs that are no numbers
+        self._rows_of_all = None  # of each replica's batch; None if known only when the step runs
         summed = self.several or (trains and config.accumulation_steps > 1)
         self._step = returned.as_tensors(step, self._constants, summed=summed)
         self._updates_in_xla = updates_in_xla and self.updates_on_gpu
@@ -375,10 +376,11 @@ class _Step:
         if plan.gathers and not (is_local or self._asks_rows or tf.executing_eagerly()):
             raise AsksRowsError
         reduce = functools.partial(reduced, replica, collectives=collectives)
-        rows_of_all = [num_rows] * replica.num_replicas if are_full else self._rows_of_all
+        own_rows = num_rows if of_part is None else of_part.num_rows_of_batch
+        rows_of_all = [own_rows] * replica.num_replicas if are_full else self._rows_of_all
         if of_part is not None:
             reduce = functools.partial(of_part.sum, reduce=reduce)
-            rows_of_all = None if rows_of_all is None else of_part.sizes(self._rows_of_all)
+            rows_of_all = None if rows_of_all is None else of_part.sizes(rows_of_all)
             replica = of_part.of(replica)
         return Rows(
             replica,
@@ -457,6 +459,7 @@ class _Step:
 
     def _one_by_one(self, deferred: list[Deferred], *, padded: bool) -> dict:
         """Runs the same steps one by one, after XLA turned out to lack an operation of the step."""
+        self._rows_of_all = None
         step = self._function(padded, None)
 
         def steps():

@@ -10,7 +10,6 @@ the mean loss, until every part is there. So the step computes what it would com
 batch. That takes more memory, because what a part needs behind such a place is kept meanwhile.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 
@@ -100,19 +99,21 @@ def sizes_before(rows: int, parts: int) -> list[int]:
 
 
 class Part:
-    """One of the parts that are traced side by side."""
+    """One of the parts that are traced side by side.
 
-    def __init__(self, lane: lockstep.Lane, num_parts: int):
+    Attributes:
+      num_rows_of_batch: of the whole batch of the replica; 1 if a row stands in for it.
+    """
+
+    def __init__(self, lane: lockstep.Lane, num_parts: int, num_rows_of_batch: int):
         """Takes the lane (tfaccel/step/lockstep.py) that traces the part."""
         self._lane, self._num_parts = lane, num_parts
+        self.num_rows_of_batch = num_rows_of_batch
 
     def of(self, replica: Replica) -> Replica:
         """Returns the part as if it were a replica: one of all parts of all replicas."""
-        return dataclasses.replace(
-            replica,
-            index=replica.index * self._num_parts + self._lane.index,
-            num_replicas=replica.num_replicas * self._num_parts,
-        )
+        index = replica.index * self._num_parts + self._lane.index
+        return replica.like(index=index, num_replicas=replica.num_replicas * self._num_parts)
 
     def sizes(self, rows_of_all: list[int]) -> list[int]:
         """Returns the rows of all parts, given those of all replicas."""
@@ -148,7 +149,7 @@ def side_by_side(run_part: Callable, batch, parts: int):
     def lane_of(start: int, stop: int) -> Callable:
         def run(lane: lockstep.Lane):
             part = rows_from(batch, start if stop > start else 0, max(stop - start, 1))
-            return run_part(part, stop - start, Part(lane, parts))
+            return run_part(part, stop - start, Part(lane, parts, num_rows(batch)))
 
         return run
 
