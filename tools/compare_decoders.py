@@ -152,7 +152,7 @@ def scanned(path: pathlib.Path) -> File:
 
 
 def compared(files: list[File], loaders: Sequence[str]) -> Iterator[dict[pathlib.Path, list[str]]]:
-    """Yields the cells of each file's row, so far: at the start, and after each batch of files.
+    """Yields the cells of each file's row, so far, after each batch of files.
 
     Files of one size form batches, which are decoded in another process. Some files crash a
     decoder. If the process ends, each file of the batch is decoded alone.
@@ -166,7 +166,8 @@ def compared(files: list[File], loaders: Sequence[str]) -> Iterator[dict[pathlib
         for start in range(0, len(paths), MAX_FILES)
     ]
     cells, pool = {}, None
-    yield cells
+    if not groups:
+        yield cells
     while groups:
         size, paths = groups.pop(0)
         pool = pool or concurrent.futures.ProcessPoolExecutor(1)

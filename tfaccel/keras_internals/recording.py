@@ -247,7 +247,7 @@ def _reduced_in_parts(reduce_weighted_values: Callable) -> Callable:
     def reduce(values, sample_weight=None, mask=None, reduction="sum_over_batch_size", **settings):
         is_mean = mask is None and reduction in ("sum_over_batch_size", "mean")
         if not is_mean and len(values.shape) > 0:
-            raise JoinsRowsError
+            raise JoinsRowsError("a loss is no mean over rows")
         with noticing(on=False):
             return reduce_weighted_values(values, sample_weight, mask, reduction, **settings)
 

@@ -93,12 +93,6 @@ def operations(graph) -> Iterator[Operation]:
         yield Operation(op, resources, written, is_function, has_effects(op.type))
 
 
-def handles_of(graph, variables: list) -> set[int]:
-    """Returns the ids of the tensors that are the handles of Keras variables in a graph."""
-    wanted = {id(getattr(each._value, "handle", None)) for each in variables} - {id(None)}
-    return {id(own) for outside, own in graph.captures if id(outside) in wanted}
-
-
 def number_of(value) -> float | None:
     """Returns a single number that is known when traced, such as `tf.shape(x)[0]`; else None."""
     tensor = None if value is None else tf.convert_to_tensor(value)

@@ -322,9 +322,8 @@ class _Step:
                 self._asks_rows = True
             except JoinsRowsError as error:
                 self._merges_results |= isinstance(error, UsesResultsError)
-                why = str(error) or "a loss or a reduction is no mean over rows"
-                log.info("step: values are joined where the step computes them, because %s", why)
-                self.join_within(why)
+                log.info("step: values are joined where the step computes them, because %s", error)
+                self.join_within(str(error))
 
     def rows_of(
         self,

@@ -34,6 +34,7 @@ from tfaccel.keras_internals.model_view import (
 from tfaccel.keras_internals.reductions import has_own_update, losses_reduced_by
 from tfaccel.keras_internals.replica import Replica
 from tfaccel.keras_internals.row_operations import is_noticing
+from tfaccel.keras_internals.traced import handles_of
 from tfaccel.step import metrics as metrics_lib
 from tfaccel.step.row_plan import MORE_ROWS, Plan, planned
 
@@ -474,16 +475,16 @@ class _Check:
         metrics = [each.metric for each in notes.updates]
         listed = [*model.metrics_variables, *(one for each in metrics for one in each.variables)]
         self._of_metrics = {id(each) for each in listed}
-        self._metric_handles = step_notes.handles_of(self._graph, listed)
+        self._metric_handles = handles_of(self._graph, listed)
         by_layers = [each.variable for each in notes.assignments if not each.is_users]
-        self._layer_handles = step_notes.handles_of(self._graph, by_layers)
+        self._layer_handles = handles_of(self._graph, by_layers)
         # The update changes these, and reads them.
         self._updated = list(model.trainable_variables)
         for each in every_optimizer(model):
             self._updated += [one for inner in optimizers_of(each) for one in inner.variables]
         own = {id(each) for each in self._updated}
         others = [each for each in variables_of(model) if id(each) not in own]
-        self._other_handles = step_notes.handles_of(self._graph, others)
+        self._other_handles = handles_of(self._graph, others)
         self._ranges = [(each.first, each.last) for each in notes.updates] + notes.results
         self._losses = {id(loss): (first, last) for first, last, *_, loss in notes.reduced_losses}
         self._loss_ranges = list(self._losses.values())

@@ -268,8 +268,9 @@ class Rows(Handler):
     def gradient(self, direct: Callable, target, sources, output_gradients):
         """Returns gradients: of weights, those of the loss of all rows."""
         targets, flat = tf.nest.flatten(target), tf.nest.flatten(sources)
-        given = tf.nest.flatten(output_gradients) if output_gradients is not None else [None]
-        given = given if len(given) == len(targets) else [None] * len(targets)
+        given = [None] * len(targets)
+        if output_gradients is not None:
+            given = tf.nest.flatten(output_gradients)
         target_tags = [self.tags("target", shape_of(each)) for each in targets]
         source_tags = [
             self.tags("source", shape_of(each) if isinstance(each, tf.Tensor) else ())
