@@ -342,10 +342,10 @@ class _Step:
 
         Args:
           replica: the replica.
-          are_full: whether every replica has as many rows as this one.
-          padded: whether rows may be padding.
           step: the step, as a function of a batch.
           batch: the batch.
+          are_full: whether every replica has as many rows as this one.
+          padded: whether rows may be padding.
           num_rows: its number of rows; 0 if the batch is a row that stands in.
           weight: the number of rows that count.
           of_part: the Part of the batch, if it is traced in parts side by side.
