@@ -157,7 +157,7 @@ def _trace_once(model, batch) -> None:
     A checkpoint can then be restored. If the trace fails, the step itself fails, too, and says why.
     """
     specs = tf.nest.map_structure(spec_of, batch)
-    step = model.test_step if model.optimizer is None else model.train_step
+    step = model.train_step if every_optimizer(model) else model.test_step
     replica = local_replicas(model.distribute_strategy)[0]
     try:
         with (
