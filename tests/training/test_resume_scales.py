@@ -9,6 +9,7 @@ import tensorflow as tf
 from conftest import strategy_of
 from keras import layers
 
+from tfaccel import UserError
 from tfaccel.config import CheckpointConfig, StepConfig
 from tfaccel.keras_internals.model_view import every_optimizer, state_of
 from tfaccel.keras_internals.variables import components
@@ -44,8 +45,9 @@ class Cut(keras.callbacks.Callback):
 class Pair(keras.Model):
     """Networks a and b; the user has wrapped the optimizer of a."""
 
-    def __init__(self):
+    def __init__(self, *, builds=False, rate=2.0**-6):
         super().__init__()
+        self.builds, self.rate = builds, rate
         self.nets = {name: keras.Sequential([keras.Input((4,)), layers.Dense(1)]) for name in "ab"}
         self.built = True
 
@@ -54,7 +56,9 @@ class Pair(keras.Model):
         a = keras.optimizers.LossScaleOptimizer(
             keras.optimizers.Adam(0.01), initial_scale=2.0**6, dynamic_growth_steps=4
         )
-        self.optimizers = {"a": a, "b": keras.optimizers.SGD(0.01, momentum=0.9)}
+        self.optimizers = {"a": a, "b": keras.optimizers.SGD(self.rate, momentum=0.9)}
+        for name, each in self.optimizers.items() if self.builds else ():
+            each.build(self.nets[name].trainable_variables)
 
     def train_step(self, data):
         x, y = data
@@ -70,7 +74,7 @@ class Pair(keras.Model):
         return logs
 
 
-def fit(setup, num_replicas, folder, *, cut=None, eagerly=False):
+def fit(setup, num_replicas, folder, *, cut=None, eagerly=False, **model):
     """Trains from the newest checkpoint on; returns the model and the logs of all epochs."""
     run = setup(precision="mixed_float16", deterministic=True, xla=False)
     if num_replicas > 1:
@@ -79,7 +83,7 @@ def fit(setup, num_replicas, folder, *, cut=None, eagerly=False):
         run.runtime = dataclasses.replace(run.runtime, devices=devices)
     keras.utils.set_random_seed(7)
     with run.scope():
-        model = Pair()
+        model = Pair(**model)
     step = StepConfig(loss_scale_initial=2.0**4, loss_scale_growth_steps=3)
     run.compile(model, optimizer=None, step=step, run_eagerly=eagerly)
     rng = np.random.default_rng(0)
@@ -96,7 +100,10 @@ def fit(setup, num_replicas, folder, *, cut=None, eagerly=False):
 
 @pytest.mark.parametrize(
     ("num_replicas", "cuts"),
-    [(1, [3, 7]), (2, [4]), pytest.param(2, [1, 2, 3, 5, 6, 8], marks=pytest.mark.slow)],
+    [
+        (1, [7]),
+        *(pytest.param(each, [1, 2, 4, 5, 6, 8], marks=pytest.mark.slow) for each in (1, 2)),
+    ],
 )
 def test_each_loss_scale_goes_on(setup, tmp_path, num_replicas, cuts):
     wanted, history = fit(setup, num_replicas, tmp_path / "whole")
@@ -112,8 +119,32 @@ def test_each_loss_scale_goes_on(setup, tmp_path, num_replicas, cuts):
         folder = tmp_path / f"cut{cut}"
         with pytest.raises(CutError):
             fit(setup, num_replicas, folder, cut=cut)
-        model, resumed = fit(setup, num_replicas, folder)
-        assert resumed == history
-        for one, other in zip(state_of(model), state_of(wanted), strict=True):
-            for own, expected in zip(components(one), components(other), strict=True):
-                np.testing.assert_array_equal(own.numpy(), expected.numpy(), err_msg=one.path)
+        assert_goes_on(fit(setup, num_replicas, folder), (wanted, history))
+
+
+def assert_goes_on(resumed, whole):
+    """The logs and the variables of every replica are those of the fit that was not cut."""
+    assert resumed[1] == whole[1]
+    for one, other in zip(state_of(resumed[0]), state_of(whole[0]), strict=True):
+        for own, expected in zip(components(one), components(other), strict=True):
+            np.testing.assert_array_equal(own.numpy(), expected.numpy(), err_msg=one.path)
+
+
+@pytest.mark.parametrize("num_replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_python_resumes_if_the_optimizers_are_built(setup, tmp_path, num_replicas):
+    settings = {"builds": True, "eagerly": True}
+    whole = fit(setup, num_replicas, tmp_path / "whole", **settings)
+    with pytest.raises(CutError):
+        fit(setup, num_replicas, tmp_path / "cut", cut=4, **settings)
+    with pytest.raises(
+        UserError, match=r"with run_eagerly, .* before the first step: optimizers\.a, "
+    ):
+        fit(setup, num_replicas, tmp_path / "cut", eagerly=True)
+    assert_goes_on(fit(setup, num_replicas, tmp_path / "cut", **settings), whole)
+
+
+def test_another_rate_of_any_optimizer_is_another_run(setup, tmp_path):
+    with pytest.raises(CutError):
+        fit(setup, 1, tmp_path, cut=2)
+    with pytest.raises(UserError, match=r"optimizers\.b\.\S*learning_rate 0\.015625 -> 0\.5"):
+        fit(setup, 1, tmp_path, rate=0.5)

@@ -27,7 +27,7 @@ from tfaccel.keras_internals.model_view import (
     outputs_of,
 )
 from tfaccel.keras_internals.one_replica import without_strategy
-from tfaccel.keras_internals.optimizers import belongs_to, give_to
+from tfaccel.keras_internals.optimizers import belongs_to, give_to, weights_of
 from tfaccel.keras_internals.patching import patched
 from tfaccel.keras_internals.symbolic_build import adopt_made_outside, build_from_specs
 from tfaccel.keras_internals.variables import adopt
@@ -221,11 +221,14 @@ def _scale_loss(optimizer, model, config: StepConfig):
             in_figures(config.loss_scale_initial),
             config.loss_scale_growth_steps,
         )
-        return keras.optimizers.LossScaleOptimizer(
+        scaled = keras.optimizers.LossScaleOptimizer(
             optimizer,
             initial_scale=config.loss_scale_initial,
             dynamic_growth_steps=config.loss_scale_growth_steps,
         )
+        if optimizer.built:  # by the user, so that its variables exist before the first step
+            scaled.build(weights_of(optimizer))
+        return scaled
     if config.loss_scale != "dynamic":
         optimizer.loss_scale_factor = config.loss_scale
     log.info("loss scale: fixed at %s; no step is skipped", in_figures(optimizer.loss_scale_factor))

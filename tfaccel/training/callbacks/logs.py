@@ -158,9 +158,7 @@ class Logs(keras.callbacks.Callback):
             given.pop("images_per_second", None)  # nothing was timed
         eta_s = self._eta_s(num_validations)
         eta = {} if eta_s is None else {"eta_s": round(eta_s, 1)}
-        optimizer = self.model.optimizer  # None if the model's own step has others
-        rate = {} if optimizer is None else {"learning_rate": learning_rate_of(optimizer)}
-        return own | given | eta | rate
+        return own | given | eta | {"learning_rate": learning_rate_of(self.model.optimizer)}
 
     def _eta_s(self, num_validations: int) -> float | None:
         timed = self._throughput
