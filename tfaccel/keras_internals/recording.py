@@ -179,7 +179,9 @@ def recorded(
             if is_own is not None and is_noticing() and not is_own(value):
                 if turn is not None and not turn():
                     return None
-                recording.keep(variable)
+                # In Python the parts have the same value, but perhaps not the replicas.
+                note = recording.before if tf.executing_eagerly() else recording.keep
+                note(variable)
             else:
                 recording.before(variable)
         return direct_assign(variable, value)

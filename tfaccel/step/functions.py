@@ -403,6 +403,8 @@ class _Step:
             settings = {"in_parts": parts > 1, "has_padding": has_padding}
             return plain_steps.analyzed(self._model, step, replica, batch, **settings)
         within = self._join == WITHIN
+        if not within and runs_eagerly(self._model):
+            step = metrics.checking_uses(self._model, replica, step)
         plan = planned(self._model, step, replica, batch, within=within)
         return plan, "a loss or a reduction is no mean over rows" if plan.joins else None
 

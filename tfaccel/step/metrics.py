@@ -198,9 +198,17 @@ class Updates:
                 contexts.enter_context(skipping)
             contexts.enter_context(own_metrics_updated_by(row_operations.unnoticed(self._update)))
             contexts.enter_context(means_updated_by(self._tracking))
-            contexts.enter_context(results_noted_by(self._result))
-            own = self._excusing(self._model.get_metrics_result)
-            contexts.enter_context(with_entry(vars(self._model), "get_metrics_result", own))
+            contexts.enter_context(self.noting_results())
+            yield
+
+    @contextlib.contextmanager
+    def noting_results(self) -> Iterator[None]:
+        """Within the context, results are noted that the step asks for."""
+        own = self._excusing(self._model.get_metrics_result)
+        with (
+            results_noted_by(self._result),
+            with_entry(vars(self._model), "get_metrics_result", own),
+        ):
             yield
 
     def finish(self) -> None:
@@ -476,6 +484,25 @@ class Updates:
             result = metric.result()
             results[key] = tf.convert_to_tensor(result if name is None else result[name])
         return results
+
+
+def checking_uses(model, replica: Replica, step: Callable) -> Callable:
+    """Returns a step whose trace, which never runs, shows what it computes from results.
+
+    A step that runs as Python has values, of which that is not known.
+
+    Raises (when it is traced):
+      UsesResultsError: the step computes with the result of a metric.
+    """
+
+    @functools.wraps(step)
+    def checked(batch):
+        settings = {"has_rows": True, "in_parts": False, "xla": False}
+        updates = Updates(model, replica, weigh=lambda _: None, **settings)
+        with updates.noting_results():
+            return updates.watching(step)(batch)
+
+    return checked
 
 
 def _is_symbolic(result: tuple) -> bool:

@@ -133,6 +133,23 @@ class Part:
         self._lane.meet(None)
         return self._lane.index == 0
 
+    def is_own(self, value) -> bool:
+        """Returns False if a value that a step in Python assigns is the same in every part.
+
+        In a graph, what the value is computed from tells that it is of the part's own rows.
+
+        Raises:
+          UserError: the parts have different values.
+        """
+        values = [each.numpy().tobytes() for each in self._lane.meet(tf.convert_to_tensor(value))]
+        if any(each != values[0] for each in values):
+            raise UserError(
+                "with run_eagerly and accumulation_steps, the step assigns a variable a value that "
+                "differs between the parts of the batch; set accumulation_steps=1 while the step "
+                "runs eagerly, or assign a value of all rows, such as a mean over them"
+            )
+        return False
+
     def once(self, function: Callable | None) -> Callable | None:
         """Returns a function that every part calls, and that runs in one of them."""
         if function is None:

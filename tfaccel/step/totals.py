@@ -162,6 +162,8 @@ def make_totals(
                 all_reduce = getattr(handler, "sum", None)
             joins = isinstance(handler, Rows)
             is_own = updates.inputs.is_own = handler.is_own if joins else None
+            if joins and of_part is not None and tf.executing_eagerly():
+                is_own = of_part.is_own
             if joins and handler.merges_results:
                 updates.merging = MergedResults(handler, replica, turn=turn)
                 updates.before = starts if rows == 0 and of_part is None else {}
