@@ -190,13 +190,18 @@ def may_compare(op: tf.Operation, num_rows: int) -> bool:
     """Returns whether an operation may do something with all rows, by the sizes of its axes."""
     if op.type not in _NOTED or op.type in _ASSIGNING:
         return False
-    own = {num_rows: ROWS, 2 * num_rows: ROWS}
-    inputs = [[own.get(size, NONE) for size in _shape(each)] for each in op.inputs]
-    output = [own.get(size, NONE) for size in _shape(op.outputs[0])] if op.outputs else []
-    if op.type in _PAIRING and op.type not in (*_PRODUCTS, "Einsum"):
-        if _shape(op.outputs[0]) in map(_shape, op.inputs):
-            return False
-    return kind_of(op, inputs, output, is_guess=True) is not None
+    inputs, output = list(map(_shape, op.inputs)), _shape(op.outputs[0]) if op.outputs else ()
+    if op.type in _PAIRING.keys() - {*_PRODUCTS, "Einsum"} and output in inputs:
+        return False
+    rows = num_rows, 2 * num_rows
+
+    def own(shape: tuple) -> list[int]:
+        found = [ROWS if size in rows else NONE for size in shape]
+        if op.type not in _PAIRING and ROWS in found:  # rows are probably the first such axis
+            found[found.index(ROWS) + 1 :] = [NONE] * (len(found) - found.index(ROWS) - 1)
+        return found
+
+    return kind_of(op, list(map(own, inputs)), own(output), is_guess=True) is not None
 
 
 def kind_of(
