@@ -25,6 +25,7 @@ class Steps(keras.Model):
         super().__init__()
         self.matrix = self.add_weight(shape=(3, 3), name="matrix")
         self.queue = self.add_weight(shape=(12, 3), name="queue", trainable=False)
+        self.one_batch = self.add_weight(shape=(4, 3), name="one_batch", trainable=False)
         self.plain = tf.Variable(tf.zeros([12, 3]), trainable=False)
         self.moving = self.add_weight(shape=(3,), name="moving", trainable=False)
         self.step, self.built = step, True
@@ -162,6 +163,7 @@ def test_a_step_that_compares_own_rows_is_told(name, told):
 KEEPS = {
     "a queue": ("queue", lambda m, x, y: m.queue.assign(
         tf.concat([unit(x), m.queue[: -y.shape[0]]], 0))[0, 0]),
+    "a queue of one batch": ("one_batch", lambda m, x, y: m.one_batch.assign(unit(x))[0, 0]),
     "a queue by slices": ("queue", lambda m, x, y: m.queue.assign(
         tf.concat([unit(x), m.queue], 0)[:12])[0, 0]),
     "a queue at a pointer": ("queue", lambda m, x, y: m.queue.assign(
@@ -241,6 +243,8 @@ FITS = {
         tf.scan(lambda state, now: state + now, tf.transpose(x, [1, 0, 2]), unit(x))),
     "slope of a row": lambda m, x, y: tf.reduce_mean(tf.gradients(tf.sort(x, 1), x)[0]),
     "mean is kept": lambda m, x, y: m.moving.assign(0.9 * m.moving + tf.reduce_mean(x, [0, 1]))[0],
+    "a queue of gathered rows": lambda m, x, y: m.queue.assign(
+        tf.concat([gathered(unit(x)), m.queue[: -2 * y.shape[0]]], 0))[0, 0],
     "gathered rows are kept": lambda m, x, y: m.queue.assign(
         tf.concat([gathered(unit(x)), m.queue], 0)[:12])[0, 0],
 }  # fmt: skip

@@ -138,13 +138,17 @@ class Seen:
 
     def __init__(self):
         """Begins with nothing."""
-        self.operations, self.assigned = [], []
+        self.operations, self.assigned, self.gathers = [], [], []
 
     def made(self, op: tf.Operation) -> None:
         """Takes an operation of the user's code."""
         if op.type in _NOTED:
             output = _shape(op.outputs[0]) if op.outputs else ()
             self.operations.append(_Operation(op, list(map(_shape, op.inputs)), output))
+
+    def gathered(self, value: tf.Tensor) -> None:
+        """Takes the values of all replicas: what is computed from them is equal on all."""
+        self.gathers.append(value.op)
 
     def assign(self, name: str, value) -> None:
         """Takes an assignment to a Keras variable by the user's code."""
@@ -244,11 +248,17 @@ def _kept(first: Seen, second: Seen, kept: dict, own: Callable) -> Iterator[Comp
     for each in first.operations:
         if each.op.type in _SCATTERING and id(each.op) in kept:
             yield Compared(KEPT, "a variable's entries", line_of(each.op))
-    both = zip(_assigned(first), _assigned(second), strict=False)
-    for each, more in both:
-        has_rows = any(_own(each.shape, more.shape, own))
-        stops = (*_OF_SHAPES, *_JOINED)
-        if has_rows or _depends(each.value, lambda op: id(op) in kept, stops=stops):
+    gathers = set(map(id, first.gathers))
+
+    def gets_rows(each: _Assigned, more: _Assigned) -> bool:
+        if ROWS in _own(each.shape, more.shape, own):
+            return not _depends(each.value, lambda op: id(op) in gathers)
+        is_wanted = lambda op: id(op) in kept  # noqa: E731
+        is_joined = lambda op: op.type in (*_OF_SHAPES, *_JOINED) or id(op) in gathers  # noqa: E731
+        return _depends(each.value, is_wanted, stops=is_joined)
+
+    for each, more in zip(_assigned(first), _assigned(second), strict=False):
+        if gets_rows(each, more):
             yield Compared(KEPT, each.name, each.line)
 
 
@@ -322,7 +332,7 @@ def _reorders(op: tf.Operation) -> bool:
     all rows, is usually computed from a place in its own row.
     """
     indices, size = op.inputs[1], op.inputs[0].shape[0]
-    if _depends(indices, lambda each: each.type == "Where", stops=_OF_SHAPES):
+    if _depends(indices, lambda each: each.type == "Where"):
         return False
     known = computed(indices)
     if known is not None:
@@ -348,11 +358,14 @@ def _is_of_rows(op: tf.Operation, kind: str) -> bool:
 
 def _differs(tensor: tf.Tensor) -> bool:
     is_own = lambda op: op.type == "Placeholder" or "Random" in op.type  # noqa: E731
-    return _depends(tensor, is_own, stops=_OF_SHAPES)
+    return _depends(tensor, is_own)
 
 
 def _depends(
-    tensor: tf.Tensor, is_wanted: Callable[[tf.Operation], bool], *, stops: Sequence[str] = ()
+    tensor: tf.Tensor,
+    is_wanted: Callable[[tf.Operation], bool],
+    *,
+    stops: Callable[[tf.Operation], bool] = lambda op: op.type in _OF_SHAPES,
 ) -> bool:
     """Returns whether a tensor is computed from an operation, in its own graph."""
     waiting, known = [tensor.op], set()
@@ -363,7 +376,7 @@ def _depends(
         known.add(id(op))
         if is_wanted(op):
             return True
-        if op.type not in stops:
+        if not stops(op):
             waiting += [each.op for each in op.inputs if each.dtype != tf.resource]
     return False
 

@@ -110,7 +110,9 @@ class _Recorder(Handler):
     def all_gather(self, value, axis: int = 0) -> tf.Tensor:
         value = tf.convert_to_tensor(value)
         self.tags("gather", [value.shape[axis]])
-        return tf.concat([value] * self.num_replicas, axis)
+        whole = tf.concat([value] * self.num_replicas, axis)
+        self.seen.gathered(whole)
+        return whole
 
     def rows(self) -> tf.Tensor:
         return tf.constant(1.0)
