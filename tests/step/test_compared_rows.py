@@ -290,7 +290,7 @@ def test_a_step_that_gathers_is_not_told(caplog):
 @pytest.mark.parametrize(
     ("settings", "num_warnings"),
     [
-        ({"run_eagerly": True}, 1),
+        pytest.param({"run_eagerly": True}, 1, marks=pytest.mark.slow),
         pytest.param({"config": StepConfig(accumulation_steps=2)}, 1, marks=pytest.mark.slow),
         ({"config": StepConfig(reductions="own_replica")}, 0),
     ],
@@ -343,7 +343,7 @@ def layers_of_keras(has_operations):
 
 
 # An operation asks for a plan if an axis has as many entries as a replica has rows.
-@pytest.mark.parametrize("has_operations", [False, True])
+@pytest.mark.parametrize("has_operations", [False, slow(True)])
 @pytest.mark.parametrize("call", ["test_on_batch", slow("train_on_batch")])
 def test_layers_of_keras_are_not_told(call, has_operations, caplog, monkeypatch):
     plans, direct = [], functions.planned

@@ -31,7 +31,9 @@ _SAYS = {
     KEPT: "the step keeps rows of a batch in a variable",
 }
 _MEANS = "each replica sees only its own rows, so the result differs from that of one device"
-_MEANS_KEPT = "each replica has only its own rows, and the variable becomes the replicas' mean"
+_MEANS_KEPT = (
+    "each replica sees only its own rows, and a Keras variable becomes the mean over the replicas"
+)
 _CURE = "gather the rows first, with tfaccel.collectives.all_gather"
 
 _PRODUCTS = dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), "matmul")
@@ -157,7 +159,7 @@ class Seen:
 
 
 def compared(first: Seen, second: Seen, *, own: Callable[[int, int], int]) -> list[Compared]:
-    """Returns what a step does with its own rows; [] if the traces differ in more than sizes.
+    """Returns what a step does with its own rows. Says so if the traces differ in more than sizes.
 
     Args:
       first: what the first trace does.
@@ -166,6 +168,7 @@ def compared(first: Seen, second: Seen, *, own: Callable[[int, int], int]) -> li
     """
     types = [[each.op.type for each in seen.operations] for seen in (first, second)]
     if types[0] != types[1]:
+        log.info("step: not checked for comparing rows; its operations depend on their number")
         return []
     found, kept = [], {}
     for one, other in zip(first.operations, second.operations, strict=True):
