@@ -64,6 +64,7 @@ from tfaccel.keras_internals.stateful import local_batches_alike
 from tfaccel.keras_internals.traced import UNORDERED
 from tfaccel.keras_internals.variables import value_of
 from tfaccel.step import (
+    compared_rows,
     eager,
     finite,
     in_xla,
@@ -363,6 +364,8 @@ class _Step:
             self._plans[key] = self._planned(step, replica, batch, padded=padded)
             if self._plans[key][0].reduces_itself:
                 log.info("step: it calls all_reduce, so its reductions cover each replica's rows")
+            elif self._config.reductions == "all_replicas":
+                compared_rows.say(self._plans[key][0].compared, self._said)
         plan, why_not = self._plans[key]
         if self._join == ASK:
             if why_not is not None:

@@ -219,6 +219,10 @@ class Notes:
         self.calls.append(_Call(kind, start, len(self.sizes), output, **settings))
         return output
 
+    def made(self, op: tf.Operation) -> None:
+        """Passes on an operation of the user's code."""
+        self._handler.made(op)
+
     def reduced(self, kind: str, *args):
         """Notes a reduction."""
         return self._noted(kind, lambda: self._handler.reduced(kind, *args))
@@ -276,6 +280,7 @@ class Notes:
         """Notes an assignment of a Keras variable."""
         if isinstance(value, keras.Variable | tf.Variable):
             value = tf.convert_to_tensor(value)  # reads it here, as the assignment does
+        self._handler.assigned(variable, value)
         self.assignments.append(
             _Assignment(variable, value, is_noticing(), self._here(), self._depth > 0)
         )

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfaccel.keras_internals import own_gradients
 from tfaccel.keras_internals.recording import JoinsRowsError
+from tfaccel.step import compared_rows
 from tfaccel.step.row_handler import unnoticed
 
 _BY_ITSELF = "it joins values of the replicas by itself"
@@ -37,6 +38,11 @@ class Alarm:
         if self._num_rows is None:
             return
         if any(size is None or (size > 0 and size % self._num_rows == 0) for size in sizes):
+            raise MayJoinError
+
+    def made(self, op: tf.Operation) -> None:
+        """Raises if an operation of the user's code may compare or reorder rows."""
+        if self._num_rows is not None and compared_rows.may_compare(op, self._num_rows):
             raise MayJoinError
 
     def reduced(self, kind: str, direct: Callable, x, axes: list[int], keep_dims: bool):

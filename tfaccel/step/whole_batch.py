@@ -31,6 +31,7 @@ import tensorflow as tf
 from tfaccel.common.errors import UserError
 from tfaccel.keras_internals import own_gradients, row_operations
 from tfaccel.keras_internals.replica import InXla, Replica
+from tfaccel.step import compared_rows
 from tfaccel.step.in_xla import NotInXlaError
 from tfaccel.step.planned_calls import PlannedCalls
 from tfaccel.step.row_handler import NEUTRAL, OWN, SAME, Handler
@@ -75,6 +76,7 @@ class Rows(Handler):
         self.merges_results = merges_results
         reduces_rows = reduces_rows and not plan.reduces_itself
         super().__init__(replica, replica.num_replicas, reduces_rows=reduces_rows)
+        self._compared = plan.compared
         self._reduce_outside, self._gradients_as, self._num_rows = reduce, gradients_as, num_rows
         self._calls, self._by_size = PlannedCalls(plan.calls or ()), plan.calls is None
         self._joins_in_loops, self._sections = joins_in_loops, []
@@ -91,6 +93,12 @@ class Rows(Handler):
     def rows(self) -> tf.Tensor:
         """Returns the number of rows of all replicas, as a multiple of this replica's."""
         return self._rows
+
+    def compares(self) -> None:
+        """Says that the step compares own rows, unless its plan has told."""
+        if not any(each.kind == compared_rows.PAIRS for each in self._compared):
+            self._compared.append(compared_rows.UNKNOWN)
+            compared_rows.say([compared_rows.UNKNOWN], set())
 
     def tags(self, kind: str, sizes: Sequence) -> tuple[str, ...]:
         """Returns what each size of this call is: what the plan says, or its size."""
