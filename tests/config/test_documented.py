@@ -1,6 +1,7 @@
 """Each field of a config is documented at the field, for `--help` and for Python's `help`."""
 
 import dataclasses
+import inspect
 
 import pytest
 
@@ -30,6 +31,20 @@ def test_help_of_a_class_shows_the_texts():
 def test_a_class_without_its_source_shows_its_own_text():
     made = documented(type("Made", (), {"__doc__": "Of no file.", "__module__": "nowhere"}))
     assert made.__doc__ == "Of no file."
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_an_unknown_keyword_is_an_error_with_the_name_that_was_meant(kind):
+    field = dataclasses.fields(kind)[-1].name
+    with pytest.raises(tfaccel.UserError, match=f"^{kind.__name__} has no field '{field}s'; did"):
+        kind(**{f"{field}s": None})
+    assert dataclasses.replace(kind()) == kind()
+
+
+def test_a_near_name_of_reductions_is_understood():
+    with pytest.raises(tfaccel.UserError, match="did you mean 'reductions'"):
+        tfaccel.StepConfig(reduction="own_replica")
+    assert "reductions" in inspect.signature(tfaccel.StepConfig).parameters  # still known to `help`
 
 
 @pytest.mark.parametrize(
