@@ -58,24 +58,24 @@ def _check_function(model, name: str) -> None:
     Raises:
       UserError: there are several workers, over which Keras's own step cannot run.
     """
-    if not model.compiled and not name.startswith("predict"):
-        return  # Keras asks for `compile`
+    if not model.compiled or name.startswith("predict"):
+        return  # Keras asks for `compile`, and needs none to predict
     strategy = model.distribute_strategy
     if strategy is not latest() or strategy.num_replicas_in_sync == 1:
         return
-    was = "was compiled by model.compile" if model.compiled else "was not compiled"
     cure = "call run.compile, with the same arguments, in place of model.compile"
     if num_local(strategy) < strategy.num_replicas_in_sync:
         raise UserError(
-            f"{name} of model {model.name}: the model {was}, and Keras's own step cannot run on "
-            f"several workers; expected a model compiled by run.compile; {cure}"
+            f"{name} of model {model.name}: the model was compiled by model.compile, and "
+            "Keras's own step cannot run on several workers; expected a model compiled by "
+            f"run.compile; {cure}"
         )
     if model not in _said:
         _said.add(model)
         summary(
-            "%s of model %s: the model %s, so Keras's own step runs, without what run.compile "
-            "adds: N replicas may not train as one device does; %s",
-            *(name, model.name, was, cure),
+            "%s of model %s: the model was compiled by model.compile, so Keras's own step runs, "
+            "without what run.compile adds: N replicas may not train as one device does; %s",
+            *(name, model.name, cure),
         )
 
 
