@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 
+import keras
 import pytest
 
 import tfaccel
@@ -45,6 +46,19 @@ def test_a_near_name_of_reductions_is_understood():
     with pytest.raises(tfaccel.UserError, match="did you mean 'reductions'"):
         tfaccel.StepConfig(reduction="own_replica")
     assert "reductions" in inspect.signature(tfaccel.StepConfig).parameters  # still known to `help`
+
+
+def test_a_field_of_the_step_that_compile_gets_is_understood(setup):
+    run = setup()
+    with run.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    wanted = r"reductions is a field of StepConfig; use step=tfaccel.StepConfig\(reductions=...\)"
+    with pytest.raises(tfaccel.UserError, match=f"^{wanted}"):
+        run.compile(model, "sgd", "mse", reductions="own_replica")
+    with pytest.raises(tfaccel.UserError, match=f"^reduction is no argument of compile; {wanted}"):
+        run.compile(model, "sgd", "mse", reduction="own_replica")
+    with pytest.raises(tfaccel.UserError, match="unexpected keyword argument 'looses'"):
+        run.compile(model, "sgd", looses="mse")
 
 
 @pytest.mark.parametrize(
