@@ -81,7 +81,7 @@ from tfaccel.step.merged_results import UsesResultsError
 from tfaccel.step.recoverable import Recoverable
 from tfaccel.step.row_alarm import Alarm, AsksRowsError, MayJoinError
 from tfaccel.step.row_plan import Plan, planned
-from tfaccel.step.shapes import Shapes, rows_of_all
+from tfaccel.step.shapes import Shapes, rows_of_all, telling_rows
 from tfaccel.step.totals import ROWS_UNIT, Layout, Span, Totals
 from tfaccel.step.whole_batch import Rows, reduced
 
@@ -277,6 +277,8 @@ class _Step:
         # One function for each (padded, make_batch); most models need only one.
         self._made = {}
         self._shapes = Shapes("step" if trains else "test step")
+        self._parts = config.accumulation_steps if trains else 1
+        self._telling_rows = functools.partial(telling_rows, strategy, parts=self._parts)
         self._lengths = set()  # the lengths of the launches of several steps, so far
         self._in_lanes, self._said = eager.met_by_lanes(replicas), said
 
@@ -401,9 +403,8 @@ class _Step:
     def _planned(self, step, replica: Replica, batch, *, padded: bool) -> tuple[Plan, str | None]:
         """Returns the plan of a step, and why values are joined within the step, if they are."""
         if self._is_own and self._join == ASK:
-            parts = self._config.accumulation_steps if self.trains else 1
             has_padding = padded and plain_steps.has_weights(batch)
-            settings = {"in_parts": parts > 1, "has_padding": has_padding}
+            settings = {"in_parts": self._parts > 1, "has_padding": has_padding}
             return plain_steps.analyzed(self._model, step, replica, batch, **settings)
         within = self._join == WITHIN
         if not within and runs_eagerly(self._model):
@@ -413,6 +414,10 @@ class _Step:
 
     def __call__(self, batch, *, padded: bool) -> dict:
         batches = local_batches_alike(self._model, self._strategy, batch, len(self._replicas))
+        with self._telling_rows(batches):
+            return self._on(batches, padded=padded)
+
+    def _on(self, batches: list, *, padded: bool) -> dict:
         rows = functools.partial(rows_of_all, self._strategy, batches)
         if runs_eagerly(self._model):
             if self._join == AFTER:
@@ -459,7 +464,8 @@ class _Step:
 
         inputs = [dict(each.inputs) for each in deferred]
         joining = functools.partial(self._joining, run)
-        return self.choice.run(joining, inputs, forget=self._made.clear) | self._constants
+        with self._telling_rows([]):
+            return self.choice.run(joining, inputs, forget=self._made.clear) | self._constants
 
     def _one_by_one(self, deferred: list[Deferred], *, padded: bool) -> dict:
         """Runs the same steps one by one, after XLA turned out to lack an operation of the step."""
@@ -504,7 +510,7 @@ class _Step:
         several steps. With `eagerly` it runs as Python.
         """
         model, config, step, trains = self._model, self._config, self._step, self.trains
-        parts, xla = config.accumulation_steps if trains else 1, self.choice.on and not eagerly
+        parts, xla = self._parts, self.choice.on and not eagerly
         if padded:
             step = padding.leave_out_padding(model, step)
         weigh = functools.partial(totals_lib.weight_of, padding=padded)
@@ -844,6 +850,7 @@ class _Predict:
                 as_replica(model, replica),
                 stateful.own_rows(model, replica, totals_lib.num_rows(batch)),
                 layer_paths(xla=xla, all_reduce=None),
+                telling_rows(self._strategy, [batch]),
             ):
                 return model.predict_step(batch)
 
@@ -876,6 +883,7 @@ class _Predict:
         if eagerly:
             return run
         compile_ = functools.partial(tf.function, autograph=False)
+        run = functools.partial(run)  # of each model its own, or TensorFlow warns of retracing
         return Recoverable(compile_, run, model) if xla else compile_(run)
 
     def __call__(self, batches: list):
