@@ -39,7 +39,7 @@ NUMBERS = ("count", "scale")
 _NOT_JOINED = ("count", "scale", "beside", "target", "source", "gather")  # kinds of calls
 
 
-class Part(NamedTuple):
+class OfRows(NamedTuple):
     """The part of a number that is proportional to the replica's own rows.
 
     Attributes:
@@ -210,7 +210,7 @@ def planned(
     kinds = [[kind for kind, _ in each.calls] for each in recorders]
     if len(recorders) == 2 and kinds[0] == kinds[1]:
         pairs = zip(recorders[0].calls, recorders[1].calls, strict=True)
-        part = functools.partial(_part, rows=_rows_of(specs), num_replicas=replica.num_replicas)
+        part = functools.partial(_of_rows, rows=_rows_of(specs), num_replicas=replica.num_replicas)
         calls = [
             Call(kind, (part(*sizes, *more),) if kind in NUMBERS else _tags(sizes, more), sizes)
             for (kind, sizes), (_, more) in pairs
@@ -279,7 +279,7 @@ def _own_rows(size: int, more: int, *, rows: int, num_replicas: int) -> int:
     return compared_rows.SOME if is_own and (more - size) % of_all else compared_rows.NONE
 
 
-def _part(number: float, more: float, *, rows: int, num_replicas: int) -> str | Part:
+def _of_rows(number: float, more: float, *, rows: int, num_replicas: int) -> str | OfRows:
     """Returns which part of a number is proportional to the rows of its trace; or SAME.
 
     The number is multiple * what + constant, where `what` is the own rows, the replicas, or the
@@ -292,7 +292,7 @@ def _part(number: float, more: float, *, rows: int, num_replicas: int) -> str | 
         number, more = 1 / number, 1 / more
     part = (more - number) / (MORE_ROWS - 1)
     if part == number:
-        return Part(part, is_inverse)
+        return OfRows(part, is_inverse)
     growth = {  # of each, from the first trace to the second
         OWN: rows * (MORE_ROWS - 1),
         SAME: num_replicas * (MORE_REPLICAS - 1),
@@ -301,7 +301,7 @@ def _part(number: float, more: float, *, rows: int, num_replicas: int) -> str | 
     multiples = {what: (more - number) / size for what, size in growth.items()}
     whole = {what: size for what, size in multiples.items() if abs(size - round(size)) < 1e-6}
     is_own = not whole or min(whole, key=lambda what: abs(whole[what])) == OWN
-    return Part(part, is_inverse) if is_own else SAME
+    return OfRows(part, is_inverse) if is_own else SAME
 
 
 def shape_of(value) -> tuple:

@@ -35,7 +35,7 @@ from tfaccel.step import compared_rows
 from tfaccel.step.in_xla import NotInXlaError
 from tfaccel.step.planned_calls import PlannedCalls
 from tfaccel.step.row_handler import NEUTRAL, OWN, SAME, Handler
-from tfaccel.step.row_plan import NUMBERS, Part, Plan, by_size, shape_of
+from tfaccel.step.row_plan import NUMBERS, OfRows, Plan, by_size, shape_of
 
 
 class Rows(Handler):
@@ -163,7 +163,7 @@ class Rows(Handler):
         if kind in NUMBERS:
             rows = self._traced
             is_inverse = size == 1 / rows and rows > 1
-            return Part(rows, is_inverse) if is_inverse or size == rows else SAME
+            return OfRows(rows, is_inverse) if is_inverse or size == rows else SAME
         is_multiple = size is None or (size > 0 and size % self._traced == 0)
         return OWN if index == 0 and is_multiple else SAME
 
