@@ -32,7 +32,7 @@ from tfaccel.export import preprocessing as export_preprocessing
 from tfaccel.keras_internals import layer_paths, replica
 from tfaccel.runtime import devices as runtime
 from tfaccel.runtime.cluster import Cluster
-from tfaccel.step import compile_model, finite, functions, totals
+from tfaccel.step import compile_model, finite, predict, replica_steps, totals
 from tfaccel.training import methods
 
 # As the driver counts, TensorFlow's first one.
@@ -314,10 +314,11 @@ def in_one_function(monkeypatch):
     monkeypatch.setattr(
         replica.Replica, "all_reduce_in_xla", lambda self, values: [*map(self.all_reduce, values)]
     )
-    for each in (functions, totals):
+    for each in (replica_steps, predict, totals):
         monkeypatch.setattr(each, "layer_paths", without_xla)
-    monkeypatch.setattr(functions, "_compiled", lambda _, each: tf.function(each, autograph=False))
-    monkeypatch.setattr(functions, "_in_a_row", unrolled)
+    for each in (replica_steps, predict):
+        monkeypatch.setattr(each, "compiled", lambda _, own: tf.function(own, autograph=False))
+    monkeypatch.setattr(replica_steps, "_in_a_row", unrolled)
 
 
 @pytest.fixture

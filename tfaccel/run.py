@@ -12,6 +12,7 @@ run.export(model, "exported/1", loader=test)
 
 import contextlib
 import dataclasses
+import difflib
 import functools
 import logging
 import os
@@ -20,7 +21,7 @@ from collections.abc import Mapping, Sequence
 
 import keras
 
-from tfaccel.common import run_log
+from tfaccel.common import meant, run_log
 from tfaccel.common.checks import (
     check_batch,
     check_choice,
@@ -461,10 +462,16 @@ class Run:
         check_type("step", step, StepConfig)
         methods.check_is_not_training(model)
         of_step = {each.name for each in dataclasses.fields(StepConfig)}
-        for name in compile_args.keys() & (of_step - set(parameters_of_compile(model))):
-            raise UserError(
-                f"{name} is a field of StepConfig; use step=tfaccel.StepConfig({name}=...)"
-            )
+        known = parameters_of_compile(model)
+        takes_all = any(each.kind == each.VAR_KEYWORD for each in known.values())
+        for name in compile_args.keys() - known.keys():
+            near = 1.0 if takes_all else meant.NEAR
+            for field in difflib.get_close_matches(name, of_step, n=1, cutoff=near):
+                other = "" if name == field else f"{name} is no argument of compile; "
+                raise UserError(
+                    f"{other}{field} is a field of StepConfig; use "
+                    f"step=tfaccel.StepConfig({field}=...)"
+                )
         own = {"xla": self.runtime.xla, "flash_attention": self.runtime.flash_attention}
         compile_model(model, self.strategy, step, *args, **own, **compile_args)
         methods.extend(

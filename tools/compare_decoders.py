@@ -17,7 +17,8 @@ The table has a row for all files with equal results of the scan and of the load
   ERROR, unnamed     the loader fails with an error that does not name the file
   the process ends   the file crashes the decoder, or decoding it takes too long
 
-The exit code is 1 if a cell is "silent" or a number.
+The table is written again after each batch of files, so an interrupted run keeps its rows. The exit
+code is 1 if a cell is "silent" or a number.
 """
 
 import argparse
@@ -28,7 +29,7 @@ import os
 import pathlib
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # DALI uses the same GPU
@@ -79,7 +80,6 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="a row for each file, not each kind")
     parser.add_argument("--loaders", nargs="+", choices=(*LOADERS, "dali_gpu"), default=LOADERS)
     arguments = parser.parse_args()
-    num_cells = len(arguments.loaders) * len(USES)
     with strict():
         files = [
             scanned(file)
@@ -87,30 +87,53 @@ def main() -> None:
             for file in sorted(folder.rglob("*"))
             if file.suffix.lower() in SUFFIXES and file.is_file()
         ]
-    cells = compared([each for each in files if each.size], arguments.loaders)
-    kinds, silent = collections.defaultdict(list), []
+    for cells in compared([each for each in files if each.size], arguments.loaders):
+        said, lines, is_wrong = table(files, cells, arguments.loaders, alone=arguments.all)
+        part = arguments.output.with_name(f"{arguments.output.name}.part")
+        part.write_text("\n".join([said, "", *lines, ""]))
+        part.replace(arguments.output)
+    print(said)
+    sys.exit(1 if is_wrong else 0)
+
+
+def table(
+    files: list[File], cells: dict[pathlib.Path, list[str]], loaders: Sequence[str], *, alone: bool
+) -> tuple[str, list[str], bool]:
+    """Returns a sentence, the lines of the table, and whether a cell is "silent" or a number.
+
+    Args:
+      files: all files.
+      cells: the cells of the files that were compared so far. Others with pixels have no row yet.
+      loaders: the loaders.
+      alone: whether each file has its own row.
+    """
+    num_cells = len(loaders) * len(USES)
+    kinds, silent, num_left = collections.defaultdict(list), [], 0
     for file in files:
+        if file.size and file.path not in cells:
+            num_left += 1
+            continue
         found = cells.get(file.path, [""] * num_cells)
         if any(each == "silent" or (each.isdigit() and int(each) > 1) for each in found):
             silent.append(file.path.name)
         what = (file.kinds, *(SAME if each in ("0", "1") else each for each in found))
-        kinds[(file.path.name, *what) if arguments.all else what].append(file.path.name)
+        kinds[(file.path.name, *what) if alone else what].append(file.path.name)
     rows = [
         f"| {len(names)} | {', '.join(names[:MAX_NAMES])} | {' | '.join(what[-1 - num_cells :])} |"
         for what, names in sorted(kinds.items(), key=lambda each: -len(each[1]))
     ]
-    columns = [f"{loader}, {use}" for use in USES for loader in arguments.loaders]
+    columns = [f"{loader}, {use}" for use in USES for loader in loaders]
+    left = f", and {num_left} are not compared yet" if num_left else ""
+    said = (
+        f"{len(files)} files, of which Pillow decodes {len(cells) + num_left}{left}; Pillow "
+        f"{PIL.__version__}, TensorFlow {tf.__version__}, DALI {nvidia.dali.__version__}. Silent "
+        f"differences: {', '.join(silent) or 'none'}."
+    )
     head = [
-        f"{len(files)} files, of which Pillow decodes {len(cells)}; Pillow {PIL.__version__}, "
-        f"TensorFlow {tf.__version__}, DALI {nvidia.dali.__version__}. Silent differences: "
-        f"{', '.join(silent) or 'none'}.",
-        "",
         f"| files | such as | scan | {' | '.join(columns)} |",
         "|---" * (3 + len(columns)) + "|",
     ]
-    arguments.output.write_text("\n".join([*head, *rows, ""]))
-    print(head[0])
-    sys.exit(1 if silent else 0)
+    return said, [*head, *rows], bool(silent)
 
 
 def scanned(path: pathlib.Path) -> File:
@@ -128,8 +151,8 @@ def scanned(path: pathlib.Path) -> File:
     return File(path, ", ".join(kinds), size if has_pixels else None)
 
 
-def compared(files: list[File], loaders: Sequence[str]) -> dict[pathlib.Path, list[str]]:
-    """Returns the cells of each file's row.
+def compared(files: list[File], loaders: Sequence[str]) -> Iterator[dict[pathlib.Path, list[str]]]:
+    """Yields the cells of each file's row, so far, after each batch of files.
 
     Files of one size form batches, which are decoded in another process. Some files crash a
     decoder. If the process ends, each file of the batch is decoded alone.
@@ -143,6 +166,8 @@ def compared(files: list[File], loaders: Sequence[str]) -> dict[pathlib.Path, li
         for start in range(0, len(paths), MAX_FILES)
     ]
     cells, pool = {}, None
+    if not groups:
+        yield cells
     while groups:
         size, paths = groups.pop(0)
         pool = pool or concurrent.futures.ProcessPoolExecutor(1)
@@ -153,7 +178,7 @@ def compared(files: list[File], loaders: Sequence[str]) -> dict[pathlib.Path, li
             if len(paths) == 1:
                 cells[paths[0]] = ["the process ends"] * len(loaders) * len(USES)
             groups += [(size, [path]) for path in paths if len(paths) > 1]
-    return cells
+        yield cells
 
 
 def rows_of(

@@ -13,7 +13,7 @@ from conftest import compiled, strategy_of
 from keras import layers
 
 from tfaccel import sources
-from tfaccel.config import DaliConfig, ImageConfig, StepConfig
+from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig, StepConfig
 from tfaccel.config.presets import preset
 from tfaccel.data import images as images_lib
 from tfaccel.data.deferred import span
@@ -55,6 +55,40 @@ def make_loader(
     ordinals = range(replicas) if files is None else [None] * replicas
     devices = [Device(f"/cpu:{number}", ordinal) for number, ordinal in enumerate(ordinals)]
     return Loader(data, devices=devices, **settings)
+
+
+class OfRoot(keras.Model):
+    """Its loss, the root of a mean over rows, needs the mean of all parts of a batch."""
+
+    def __init__(self):
+        super().__init__()
+        keras.utils.set_random_seed(0)
+        shape = keras.Input((8, 8, 3))
+        self.network = keras.Sequential([shape, layers.Flatten(), layers.Dense(3)])
+        self.built = True
+
+    def train_step(self, data):
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            away = self.network(x, training=True) - tf.one_hot(tf.cast(y, tf.int32), 3)
+            loss = tf.sqrt(tf.reduce_mean(tf.square(away)))
+        weights = self.trainable_variables
+        gradients = tape.gradient(loss, weights)
+        self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        return {"loss": loss}
+
+
+def test_parts_that_are_joined_within_the_step_may_be_deferred():
+    trained = []
+    for steps, parts in ((1, 1), (3, 2)):
+        settings = {"xla": False, "config": StepConfig(accumulation_steps=parts)}
+        optimizer = keras.optimizers.SGD(0.1)
+        model = compiled(OfRoot, 1, optimizer=optimizer, steps_per_execution=steps, **settings)
+        loader = make_loader(last_batch="drop", shuffle=False, augment=AugmentConfig())
+        losses = model.fit(loader, epochs=2, verbose=0).history["loss"]
+        trained.append([*losses, *model.get_weights()])
+    for found, wanted in zip(*reversed(trained), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ from tensorflow.python.distribute.values import DistributedVariable
 from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function import concrete_function, function_context
 from tensorflow.python.framework import config as tf_config
-from tensorflow.python.framework import kernels, op_def_registry
+from tensorflow.python.framework import kernels, op_def_registry, ops
 from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs
 from tensorflow.python.ops import cond as cond_ops
 from tensorflow.python.ops import (
@@ -1258,6 +1258,21 @@ def _(_):
     model.others = [keras.optimizers.SGD()]
     twice = [each for each in vars(model) if each.startswith("_self_")]
     return bool(twice) and "others" in vars(model)
+
+
+@canary("ops.Graph._create_op_internal", "makes an operation, with its line")
+def _(monkeypatch):
+    made, direct = [], ops.Graph._create_op_internal
+
+    def create(*args, **kwargs):
+        made.append(direct(*args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr(ops.Graph, "_create_op_internal", create)
+    inner = tf.function(lambda x: tf.reverse(x, [0]), autograph=False)
+    tf.function(lambda x: inner(x) @ x, autograph=False).get_concrete_function(tf.ones([2, 2]))
+    found = {each.type: [frame.filename for frame in each.traceback] for each in made}
+    return __file__ in found["ReverseV2"] and __file__ in found["MatMul"]
 
 
 @canary("distribute_lib.ReplicaContext", "has all_reduce and all_gather, without a strategy too")

@@ -69,6 +69,9 @@ def test_a_death_is_a_negative_exit_code():
         (-11, "was ended by SIGSEGV"),
         (-9, "was ended by SIGKILL (perhaps the machine was out of memory)"),
         (-77, "was ended by signal 77"),
+        (137, "was ended by SIGKILL, exit code 137 (perhaps the machine was out of memory)"),
+        (143, "was ended by SIGTERM, exit code 143"),
+        (255, "ended with exit code 255"),  # no signal has the number 127
     ],
 )
 def test_an_exit_code_in_words(exit_code, words):

@@ -2,8 +2,7 @@
 
 import keras
 import tensorflow as tf
-from keras import layers
-from programs.program import Program, normal
+from programs.program import Program, network, normal
 
 
 class MeanTeacher(keras.Model):
@@ -31,11 +30,6 @@ class MeanTeacher(keras.Model):
         for average, new in zip(self.teacher.weights, self.student.weights, strict=True):
             average.assign(0.9 * average + 0.1 * new)
         return self.compute_metrics(x, y, answers, weight)
-
-
-def network():
-    """Returns a small network of 4 inputs and 2 outputs, built."""
-    return keras.Sequential([keras.Input((4,)), layers.Dense(5, "tanh"), layers.Dense(2)])
 
 
 PROGRAMS = [

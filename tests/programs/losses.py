@@ -9,17 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers, ops
-from programs.program import Program, normal, numbers
-from programs.self_supervised import gather
+from programs.program import Program, gather, network, normal, numbers
 
 NUM_ROWS, BATCH_SIZE, NUM_STEPS = 24, 6, 5
-
-
-def network(inputs: int = 4, outputs: int = 2, **settings) -> keras.Sequential:
-    """Returns a small network with one hidden layer, built."""
-    return keras.Sequential(
-        [keras.Input((inputs,)), layers.Dense(5, "tanh", **settings), layers.Dense(outputs)]
-    )
 
 
 class Own(keras.Model):

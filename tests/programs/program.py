@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping
 import keras
 import numpy as np
 import tensorflow as tf
+from keras import layers
+
+from tfaccel import collectives
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,3 +60,18 @@ def normal(seed: int, *shape: int) -> np.ndarray:
 def numbers(seed: int, end: int, *shape: int) -> np.ndarray:
     """Returns whole random numbers in [0, end): int32, always the same for a seed and a shape."""
     return np.random.default_rng(seed).integers(0, end, shape).astype(np.int32)
+
+
+def network(inputs: int = 4, outputs: int = 2, width: int = 5, **settings) -> keras.Sequential:
+    """Returns a small network with one hidden layer, of these settings, built."""
+    return keras.Sequential(
+        [keras.Input((inputs,)), layers.Dense(width, "tanh", **settings), layers.Dense(outputs)]
+    )
+
+
+def gather():
+    """Returns the function that gathers rows; on stock Keras on one device, it returns its rows.
+
+    Call it where the model is made, because a step runs in the scope of no strategy.
+    """
+    return collectives.all_gather if tf.distribute.has_strategy() else tf.convert_to_tensor

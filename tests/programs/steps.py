@@ -7,9 +7,8 @@ They change gradients, weights or other variables before, between and after upda
 import keras
 import tensorflow as tf
 from keras import layers, ops
-from programs.losses import NUM_ROWS, network, pairs, sgd
-from programs.program import Program, normal, numbers
-from programs.self_supervised import gather
+from programs.losses import NUM_ROWS, pairs, sgd
+from programs.program import Program, gather, network, normal, numbers
 
 
 class OneNetwork(keras.Model):

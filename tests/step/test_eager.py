@@ -1,5 +1,6 @@
 """Steps that run as Python: N replicas are equal to stock Keras on one device."""
 
+import functools
 import json
 import logging
 import traceback
@@ -259,6 +260,45 @@ def test_a_batch_in_parts_is_one_batch(num_replicas):
     logs = [each.fit(X, Y, sample_weight=WEIGHT, **FIT).history for each in (ours, theirs)]
     assert_same_logs(*logs)
     assert_same(ours, theirs)
+
+
+class Averaging(Joins):
+    """A step that adds to its own variables what all rows, or none, decide; the first row may."""
+
+    def __init__(self, *, of_first_row=0.0):
+        keras.Model.__init__(self)
+        self.inner, self.of_first_row = classifier(), of_first_row
+        self.mean, self.steps = (
+            self.add_weight(name=name, trainable=False, initializer="zeros")
+            for name in ("mean", "steps")
+        )
+        self.build((None, 4))
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        self.steps.assign_add(1.0)
+        self.mean.assign_add(logs["worst"])
+        if self.of_first_row:
+            self.mean.assign_add(self.of_first_row * data[0][0, 0])
+        return logs
+
+
+@pytest.mark.parametrize("num_replicas", [1, *(pytest.param(n, marks=SLOW) for n in (2, 3))])
+def test_parts_assign_once(num_replicas):
+    optimizer = functools.partial(keras.optimizers.SGD, 0.2)
+    config = StepConfig(accumulation_steps=2)
+    ours = eager(num_replicas, Averaging, config=config, optimizer=optimizer, **OWN)
+    theirs = stock(Averaging, optimizer=optimizer(), **OWN)
+    logs = [each.fit(X, Y, **FIT).history for each in (ours, theirs)]
+    assert_same_logs(*logs, rtol=1e-4)
+    assert_same(ours, theirs, rtol=1e-4)
+
+
+def test_parts_that_assign_different_values_are_refused():
+    make = functools.partial(Averaging, of_first_row=1.0)
+    model = eager(1, make, config=StepConfig(accumulation_steps=2), **OWN)
+    with pytest.raises(UserError, match=r"differs between the parts .* accumulation_steps=1"):
+        model.train_on_batch(X[:6], Y[:6])
 
 
 def history_of(num_replicas, *, eagerly, config=None, make=classifier, **more):

@@ -11,7 +11,7 @@ from conftest import compiled, new_process
 
 from tfaccel.keras_internals.model_view import variables_of
 from tfaccel.keras_internals.variables import components
-from tfaccel.step import functions, recoverable
+from tfaccel.step import functions, predict, recoverable
 from tfaccel.step.recoverable import Recoverable
 from tfaccel.training.memory_plan import OutOfMemoryError
 
@@ -55,7 +55,8 @@ class _Function:
 @pytest.fixture(autouse=True)
 def made(monkeypatch):
     """The recoverable steps that a test makes."""
-    monkeypatch.setattr(functions, "Recoverable", Fails)
+    for each in (functions, predict):
+        monkeypatch.setattr(each, "Recoverable", Fails)
     monkeypatch.setattr(Fails, "made", made := [])
     monkeypatch.setattr(Fails, "says", None)
     return made

@@ -19,7 +19,7 @@ from tfaccel import UserError
 from tfaccel.config import StepConfig
 from tfaccel.keras_internals.model_view import is_synchronized
 from tfaccel.keras_internals.variables import components
-from tfaccel.step import compile_model, finite, functions
+from tfaccel.step import compile_model, finite, replica_steps
 
 RTOL = 1e-4
 RNG = np.random.default_rng(0)
@@ -203,7 +203,7 @@ def test_sequential_and_subclassed_models(make, xla):
 @functools.cache
 def stepped_in_one_function():
     """Trains and tests both ways; returns the graphs of ours. Needs `in_one_function`."""
-    graphs, split_step = [], functions._split_step
+    graphs, split_step = [], replica_steps.split_step
 
     def kept(*arguments, **settings):
         graphs.append(tf.compat.v1.get_default_graph())
@@ -212,7 +212,7 @@ def stepped_in_one_function():
     adamw = lambda: keras.optimizers.AdamW(global_clipnorm=0.1)  # noqa: E731
     pair = both(small, optimizer=adamw, xla=True, metrics=acc)
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(functions, "_split_step", kept)
+        monkeypatch.setattr(replica_steps, "split_step", kept)
         assert_steps_alike(pair)
         tested = [each.test_on_batch(X[:5], Y[:5]) for each in pair]
     np.testing.assert_allclose(*tested, rtol=RTOL)

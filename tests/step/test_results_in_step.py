@@ -227,10 +227,25 @@ def test_step_of_keras(make, num_replicas, parts):
     assert_as_on_one_device(make, num_replicas, parts=parts)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("parts", [1, 2])
-def test_eagerly(parts):
-    assert_as_on_one_device(Deriving, 2, parts=parts, run_eagerly=True)
+@pytest.mark.parametrize(
+    ("make", "num_replicas", "parts"),
+    [
+        (Scored, 2, 1),
+        *(
+            pytest.param(*each, marks=SLOW)
+            for each in [
+                (Deriving, 2, 1),
+                (Deriving, 2, 2),
+                (Scored, 3, 2),
+                (Scored, 1, 2),
+                (Overridden, 2, 1),
+                (Overridden, 2, 2),
+            ]
+        ),
+    ],
+)
+def test_eagerly(make, num_replicas, parts):
+    assert_as_on_one_device(make, num_replicas, parts=parts, run_eagerly=True)
 
 
 @pytest.mark.slow

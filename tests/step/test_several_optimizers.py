@@ -125,6 +125,24 @@ def test_two_optimizers_train_as_with_stock_keras(kind, num_replicas):
     assert int(discriminates.iterations) == (2 if kind is Gan else 4)
 
 
+def test_a_step_is_not_traced_again_for_what_it_does_not_make():
+    class Counted(Gan):
+        num_traces = 0
+
+        def train_step(self, data):
+            Counted.num_traces += 1
+            return super().train_step(data)
+
+    one, other = _optimizers()
+    settings = {"optimizer": None, "d_optimizer": one, "g_optimizer": other, "xla": False}
+    model = compiled(Counted, 1, **settings, **LOSS)
+    _stepped(model)
+    assert not model.optimizer.built  # Keras's default one, which the step does not use
+    before = Counted.num_traces
+    _stepped(model)
+    assert Counted.num_traces == before > 0
+
+
 def test_two_optimizers_train_with_xla_by_position(setup):
     run = setup()
     with run.scope():

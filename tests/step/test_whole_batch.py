@@ -15,7 +15,7 @@ from conftest import compiled
 import tfaccel
 from tfaccel.common.errors import UserError
 from tfaccel.config import StepConfig
-from tfaccel.step import functions, row_handler
+from tfaccel.step import functions
 
 RNG = np.random.default_rng(0)
 ROWS = RNG.normal(size=(8, 4, 3)).astype("float32")  # [rows, time, channels]
@@ -461,18 +461,6 @@ def test_reductions_cover_own_rows_if_the_config_says_so():
 
     _, got = on_replicas(step, 5, config=StepConfig(reductions="own_replica"))
     assert float(got["rows"]) == pytest.approx(2.6)  # the mean over rows of 2, 2, 3, 3 and 3
-
-
-def test_rows_that_are_compared_without_a_gather_are_named(caplog, monkeypatch):
-    monkeypatch.setattr(row_handler, "_said_pairs", [])
-
-    def step(model, x, y):
-        return {"loss": tf.reduce_mean(tf.reduce_max(x[:, 0] @ tf.transpose(x[:, 0]), 0))}
-
-    on_replicas(step, 5)
-    told = [each.message for each in caplog.records if "compares" in each.message]
-    assert len(told) == 1
-    assert "gather the rows first, with tfaccel.collectives.all_gather" in told[0]
 
 
 def test_a_step_that_cannot_be_traced_with_more_rows_takes_axis_0(caplog):

@@ -1,5 +1,6 @@
 """The tool that compares the loaders' pixels with Pillow's."""
 
+import concurrent.futures
 import importlib.util
 import pathlib
 import sys
@@ -48,7 +49,7 @@ def test_a_silent_difference_is_found_and_ends_with_1(tool, paths, monkeypatch, 
     # What is read although it would be refused as the loader opens is silent, too.
     assert tool.cells_of(paths, (8, 8), "1 channel", "tf_data") == ["61", "silent", "silent"]
     cells = {paths[0]: ["61"] + ["0"] * 8, paths[1]: ["0"] * 8 + ["silent"], paths[2]: ["0"] * 9}
-    monkeypatch.setattr(tool, "compared", lambda files, loaders: cells)
+    monkeypatch.setattr(tool, "compared", lambda files, loaders: [cells])
     output = tmp_path / "found.md"
     monkeypatch.setattr(sys, "argv", ["it", str(tmp_path), f"--output={output}"])
     with pytest.raises(SystemExit) as ended:
@@ -56,3 +57,37 @@ def test_a_silent_difference_is_found_and_ends_with_1(tool, paths, monkeypatch, 
     assert ended.value.code == 1
     assert "Silent differences: grey.png, palette.bmp." in capsys.readouterr().out
     assert "| 61 |" in output.read_text()
+
+
+def test_an_interrupted_run_keeps_its_rows(tool, paths, monkeypatch, tmp_path):
+    def interrupted(files, loaders):
+        yield {paths[0]: ["0"] * 9}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tool, "compared", interrupted)
+    output = tmp_path / "found.md"
+    monkeypatch.setattr(sys, "argv", ["it", str(tmp_path), f"--output={output}"])
+    with pytest.raises(KeyboardInterrupt):
+        tool.main()
+    said, _, *table = output.read_text().splitlines()
+    assert said.startswith("3 files, of which Pillow decodes 3, and 2 are not compared yet; ")
+    assert len(table) == 3
+    assert "| 1 | grey.png |" in table[2]
+
+
+def test_the_cells_of_each_batch_are_given_as_soon_as_it_is_read(tool, paths, monkeypatch):
+    class AtOnce:
+        def __init__(self, num_processes):
+            self.num_processes = num_processes
+
+        def submit(self, function, *arguments):
+            done = concurrent.futures.Future()
+            done.set_result(function(*arguments))
+            return done
+
+    monkeypatch.setattr(tool, "MAX_FILES", 2)
+    monkeypatch.setattr(tool, "rows_of", lambda paths, size, loaders: {each: [] for each in paths})
+    monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", AtOnce)
+    files = [tool.File(each, "", (8, 8)) for each in paths]
+    assert [len(each) for each in tool.compared(files, ["memory"])] == [2, 3]
+    assert list(tool.compared([], ["memory"])) == [{}]

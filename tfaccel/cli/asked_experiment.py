@@ -10,9 +10,8 @@ import pathlib
 
 import ml_collections
 
-from tfaccel.common.errors import UserError, did_you_mean
 from tfaccel.config import Config, parse
-from tfaccel.config.names import check_model, check_optimizer, weights_file
+from tfaccel.config.names import check_model, check_monitor, check_optimizer, weights_file
 from tfaccel.training.workdir import check_no_other, finished
 
 # The metrics that an epoch can have. The number of classes decides whether there is a top5.
@@ -62,9 +61,4 @@ def _check_monitor(config: Config) -> None:
     else:
         is_mask = config.data.targets == "mask"
         names = METRICS["mask" if is_mask else "pairs" if source == "pairs" else "labels"]
-    known = {*names, *(f"val_{name}" for name in names)}
-    if config.train.monitor not in known:
-        hint = did_you_mean(config.train.monitor, known)
-        raise UserError(
-            f"train.monitor={config.train.monitor!r} is not a metric of this experiment{hint}"
-        )
+    check_monitor(config.train.monitor, names)

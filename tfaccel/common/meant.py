@@ -156,6 +156,10 @@ TRUTHS = {
         "; `tfaccel train` tests the model after every epoch, and writes the last results to "
         "result.json in its workdir"
     ),
+    "run_eagerly eager eagerly debug enable_eager": (
+        "; `tfaccel train` always compiles its steps. To look inside a step, write a Keras script "
+        "with run.compile(model, ..., run_eagerly=True) (`tfaccel help several-gpus`)"
+    ),
     "shuffle": "; training images are always shuffled, with 'runtime.seed', and test images never",
     "dropout drop drop_rate drop_path": "; dropout belongs to the architecture ('model.name')",
 }

@@ -13,12 +13,16 @@
 """
 
 import ast
+import dataclasses
 import functools
 import inspect
 import itertools
 import re
 import textwrap
 import types
+from collections.abc import Callable
+
+from tfaccel.common.checks import check_names
 
 
 @functools.cache
@@ -65,6 +69,22 @@ class _Text:
 
 
 def documented(kind: type) -> type:
-    """Decorates a class so that `help` shows the texts of its fields, too."""
+    """Decorates a class so that `help` shows the texts of its fields, and names are checked.
+
+    A keyword that is no field raises UserError, which names the field that was probably meant.
+    """
     kind.__doc__ = _Text(inspect.cleandoc(kind.__doc__))
+    if dataclasses.is_dataclass(kind):
+        kind.__init__ = _with_known_names(kind)
     return kind
+
+
+def _with_known_names(kind: type) -> Callable:
+    direct, names = kind.__init__, [each.name for each in dataclasses.fields(kind)]
+
+    @functools.wraps(direct)
+    def init(self, *args, **values):
+        check_names(kind.__name__, values, names)
+        direct(self, *args, **values)
+
+    return init

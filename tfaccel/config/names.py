@@ -1,4 +1,4 @@
-"""Checks the names in a config: of the model, the optimizer and the file of weights.
+"""Checks the names in a config: of the model, the optimizer, a metric and the file of weights.
 
 Each function takes a name and raises UserError if it is wrong. It does not import Keras, because
 that takes seconds.
@@ -38,6 +38,14 @@ def check_optimizer(name: str) -> None:
     names = {each.lower() for each in exported("optimizers") if each not in NO_OPTIMIZERS}
     if names:
         check_among("optimizer", name, names)
+
+
+def check_monitor(monitor: str, metrics: Collection[str]) -> None:
+    """Raises UserError unless `train.monitor` is one of an epoch's metrics or `val_` and one."""
+    known = {*metrics, *(f"val_{name}" for name in metrics)}
+    if monitor not in known:
+        hint = did_you_mean(monitor, known)
+        raise UserError(f"train.monitor={monitor!r} is not a metric of this experiment{hint}")
 
 
 def weights_file(file: str) -> pathlib.Path:

@@ -9,6 +9,7 @@ that makes the batch inside the compiled step.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 
@@ -46,7 +47,8 @@ class Deferred:
     def at(self, index: int) -> tuple:
         """Returns one batch."""
         own = {name: each[index] for name, each in self.inputs.items()}
-        return tf.function(self.make, autograph=False)({**own, **self.shared})
+        make = functools.partial(self.make)  # a new one, or TensorFlow warns of retracing
+        return tf.function(make, autograph=False)({**own, **self.shared})
 
 
 def span(feed: Feed, number: int, *, most: int) -> range:

@@ -21,7 +21,6 @@ from tfaccel.data.distribute import Loader
 from tfaccel.runtime.devices import Device
 from tfaccel.runtime.gpu_usage import GpuUsage
 from tfaccel.training.callbacks.checkpoints import Checkpoints
-from tfaccel.training.callbacks.early_stopping import EarlyStopping
 from tfaccel.training.callbacks.ema import EMA
 from tfaccel.training.callbacks.logs import Logs
 from tfaccel.training.callbacks.near_chance import NearChance
@@ -120,7 +119,7 @@ def _of_recipe(recipe: TrainConfig) -> list[keras.callbacks.Callback]:
         callbacks.append(EMA())
     if recipe.early_stopping_epochs is not None:
         callbacks.append(
-            EarlyStopping(
+            keras.callbacks.EarlyStopping(
                 recipe.monitor,
                 patience=recipe.early_stopping_epochs,
                 mode="max" if largest_is_best(recipe.monitor) else "min",

@@ -13,8 +13,9 @@ import dataclasses
 import keras
 import numpy as np
 
-from tfaccel.common.errors import UserError, did_you_mean
+from tfaccel.common.errors import UserError
 from tfaccel.config import ModelConfig, StepConfig
+from tfaccel.config import names as names_lib
 from tfaccel.data.images import ImageData
 from tfaccel.data.source import Blobs
 from tfaccel.data.sources.pillow import UNREADABLE, largest_value
@@ -79,10 +80,7 @@ def check_model(model: keras.Model, task: Task) -> None:
 def check_monitor(monitor: str, task: Task) -> None:
     """Raises UserError for a metric that the epochs will not have."""
     names = ["loss", *(each if isinstance(each, str) else each.name for each in task.metrics)]
-    known = [*names, *(f"val_{name}" for name in names)]
-    if monitor not in known:
-        hint = did_you_mean(monitor, known)
-        raise UserError(f"train.monitor={monitor!r} is not one of an epoch's metrics{hint}")
+    names_lib.check_monitor(monitor, names)
 
 
 def _num_outputs(num_classes: int, asked: int | None) -> int:

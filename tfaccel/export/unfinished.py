@@ -26,7 +26,7 @@ import tensorflow as tf
 from tfaccel.common.disk_errors import cure, from_tensorflow, not_written
 from tfaccel.common.errors import RunError, UserError
 from tfaccel.process.out_of_memory import is_out_of_memory
-from tfaccel.training.checkpoint.folder import to_disk
+from tfaccel.training.checkpoint.folder import holds_only, to_disk
 
 log = logging.getLogger("tfaccel")
 
@@ -141,11 +141,11 @@ def _unfinished(path: pathlib.Path) -> list[pathlib.Path]:
 
 def _remove_if_left(folder: pathlib.Path) -> None:
     """Removes a folder if its process has ended and it has only an export's files."""
-    if not _holds_ours_alone(folder):
-        return
     try:
+        if not holds_only(folder, _OURS, subfolders=True):
+            return
         file = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW)
-    except OSError:  # no lock: the folder has just been created or finished
+    except OSError:  # it cannot be read, or has no lock: it has just been created or finished
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -160,19 +160,10 @@ def _remove_if_left(folder: pathlib.Path) -> None:
         os.close(file)
 
 
-def _holds_ours_alone(folder: pathlib.Path) -> bool:
-    """Returns whether it is a folder, not a link, with nothing but an export's files."""
-    if folder.is_symlink() or not folder.is_dir():
-        return False
-    with contextlib.suppress(OSError):  # it is gone, or cannot be read
-        return all(_OURS.fullmatch(name) for name in os.listdir(folder))
-    return False
-
-
 def _remove(folder: pathlib.Path) -> None:
     """Removes the folder, its lock last. If this process is killed, the next one continues."""
     for each in folder.iterdir():
-        if each.is_dir() and not each.is_symlink():
+        if each.is_dir():
             shutil.rmtree(each)
         elif each.name != LOCK:
             each.unlink()

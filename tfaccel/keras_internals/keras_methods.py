@@ -5,9 +5,14 @@ The import replaces these methods of `keras.Model`, once, by ones that look for 
 
 import functools
 import types
+import weakref
 from collections.abc import Callable
 
 import keras
+
+from tfaccel.common.errors import UserError
+from tfaccel.common.run_log import summary
+from tfaccel.runtime.strategy import latest
 
 AROUND = "_tfaccel_around"  # the wrappers of a model, in its __dict__
 
@@ -33,6 +38,8 @@ def _with_around(name: str, keras_own: Callable) -> Callable:
     @functools.wraps(keras_own)
     def method(model, *args, **kwargs):
         around = vars(model).get(AROUND, {}).get(name)
+        if model.train_function is None:  # `run.compile` sets one
+            _check_function(model, name)
         if around is None:
             return keras_own(model, *args, **kwargs)
         return around(*args, **kwargs)
@@ -40,6 +47,39 @@ def _with_around(name: str, keras_own: Callable) -> Callable:
     return method
 
 
+def num_local(strategy) -> int:
+    """Returns the number of replicas of this process."""
+    return len(strategy.extended.worker_devices)
+
+
+def _check_function(model, name: str) -> None:
+    """Says that Keras's own step runs, if the model is of a run with several replicas.
+
+    Raises:
+      UserError: there are several workers, over which Keras's own step cannot run.
+    """
+    if not model.compiled or name.startswith("predict"):
+        return  # Keras asks for `compile`, and needs none to predict
+    strategy = model.distribute_strategy
+    if strategy is not latest() or strategy.num_replicas_in_sync == 1:
+        return
+    cure = "call run.compile, with the same arguments, in place of model.compile"
+    if num_local(strategy) < strategy.num_replicas_in_sync:
+        raise UserError(
+            f"{name} of model {model.name}: the model was compiled by model.compile, and "
+            "Keras's own step cannot run on several workers; expected a model compiled by "
+            f"run.compile; {cure}"
+        )
+    if model not in _said:
+        _said.add(model)
+        summary(
+            "%s of model %s: the model was compiled by model.compile, so Keras's own step runs, "
+            "without what run.compile adds: N replicas may not train as one device does; %s",
+            *(name, model.name, cure),
+        )
+
+
+_said = weakref.WeakSet()  # the models of which it was said that Keras's own step runs
 _ON_BATCH = ("train_on_batch", "test_on_batch", "predict_on_batch")
 
 

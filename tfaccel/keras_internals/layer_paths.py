@@ -5,9 +5,11 @@ import functools
 from collections.abc import Callable
 
 import keras
+from keras.src.backend.tensorflow import nn
 
 from tfaccel.keras_internals import batch_norm, convolution, max_pooling
 from tfaccel.keras_internals.attention import attention_by
+from tfaccel.keras_internals.gelu import gelu
 from tfaccel.keras_internals.patching import patched
 
 
@@ -32,6 +34,7 @@ def layer_paths(*, xla: bool, all_reduce: Callable | None, attention: Callable |
             replace(conv, "convolution_op", convolution.as_product)
             replace(norm, "call", batch_norm.one_pass)
             replace(pooling, "call", max_pooling.indexed)
+            patches.enter_context(patched(nn, "gelu", gelu))
             if attention is not None:
                 patches.enter_context(attention_by(attention))
         else:

@@ -9,7 +9,6 @@ Takes a model that was made in the scope of a strategy, and one of its replicas.
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 
 import tensorflow as tf
 from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
@@ -47,7 +46,9 @@ def as_replica(model, replica: Replica):
 
     strategy, make_variable = model.distribute_strategy, TensorFlowVariable._initialize
     is_alone = replica.num_replicas == 1
-    joining = collectives.within_step(collectives.OneReplica()) if is_alone else nullcontext()
+    joining = (
+        collectives.within_step(collectives.OneReplica()) if is_alone else contextlib.nullcontext()
+    )
     try:
         with (
             swapped(variables),
@@ -170,11 +171,6 @@ def reset_metrics(model, replicas: Sequence[Replica]) -> None:
             if replica.index > 0:
                 with tf.device(replica.device):
                     own.assign(tf.zeros(own.shape, own.dtype))
-
-
-def metrics_as(model, values: list[tf.Tensor]) -> contextlib.AbstractContextManager:
-    """Returns a context in which the variables of the metrics read as `values`."""
-    return reading_as(model.metrics_variables, values)
 
 
 @contextlib.contextmanager

@@ -93,7 +93,7 @@ class Recording:
         return list(self._before.values())
 
     def kept(self) -> list[tuple]:
-        """Returns the same of the variables that have equal values on all replicas."""
+        """Returns the same for the variables that got equal values on all replicas."""
         return [each for key, each in self._kept.items() if key not in self._before]
 
 
@@ -179,7 +179,9 @@ def recorded(
             if is_own is not None and is_noticing() and not is_own(value):
                 if turn is not None and not turn():
                     return None
-                recording.keep(variable)
+                # In Python the parts have the same value, but perhaps not the replicas.
+                note = recording.before if tf.executing_eagerly() else recording.keep
+                note(variable)
             else:
                 recording.before(variable)
         return direct_assign(variable, value)
@@ -247,7 +249,7 @@ def _reduced_in_parts(reduce_weighted_values: Callable) -> Callable:
     def reduce(values, sample_weight=None, mask=None, reduction="sum_over_batch_size", **settings):
         is_mean = mask is None and reduction in ("sum_over_batch_size", "mean")
         if not is_mean and len(values.shape) > 0:
-            raise JoinsRowsError
+            raise JoinsRowsError("a loss is no mean over rows")
         with noticing(on=False):
             return reduce_weighted_values(values, sample_weight, mask, reduction, **settings)
 

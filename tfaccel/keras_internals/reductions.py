@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import tensorflow as tf
@@ -64,8 +64,8 @@ def function_of(metric: keras.metrics.MeanMetricWrapper) -> Callable:
 def mixes_rows(metric: keras.metrics.MeanMetricWrapper, function: Callable, y_true, y_pred) -> bool:
     """Returns whether the function of a metric does not return a value for each row.
 
-    Keras's functions take the rows for an axis of what they compare if `axis` says so. Of others
-    the shape of what they return tells: it has to depend on the number of rows.
+    A function of Keras compares along the rows if its `axis` is 0. The user's functions are called
+    with an unknown number of rows: the shape of what they return must depend on it.
     """
     rank = len(y_pred.shape)
     axis = metric._fn_kwargs.get("axis")
@@ -157,27 +157,21 @@ def results_noted_by(note: Callable) -> Iterator[None]:
     """
     is_busy = False
 
-    def noting(own_result, metric):
-        nonlocal is_busy
-        own = own_result.__get__(metric, type(metric))
+    def noting(own: Callable, metric, args: tuple, kwargs: dict):
         if is_busy:
-            return own()
+            return own(*args, **kwargs)
 
         def compute():
             nonlocal is_busy
             is_busy = True
             try:
-                return tf.nest.map_structure(_value_of, own())
+                return tf.nest.map_structure(_value_of, own(*args, **kwargs))
             finally:
                 is_busy = False
 
         return note(metric, compute)
 
-    with contextlib.ExitStack() as patches:
-        for kind in _kinds_of(keras.metrics.Metric):
-            if "result" in vars(kind):
-                replacement = _method(noting, vars(kind)["result"])
-                patches.enter_context(patched(kind, "result", replacement))
+    with metric_methods_by("result", noting):
         yield
 
 
@@ -186,7 +180,7 @@ def _value_of(each):
 
 
 @contextlib.contextmanager
-def metric_methods_by(name: str, call: Callable, *, but: tuple[type, ...]) -> Iterator[None]:
+def metric_methods_by(name: str, call: Callable, *, but: Sequence[type] = ()) -> Iterator[None]:
     """Within the context, a function calls a method of all metrics, Keras's own and the user's.
 
     Args:

@@ -16,7 +16,7 @@ import functools
 import inspect
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import keras
@@ -172,12 +172,12 @@ def operations_by(handler: Handler, *, metrics: Iterable[keras.metrics.Metric]) 
         replace(context, "all_reduce", functools.partial(_all_reduce, handler))
         replace(context, "all_gather", functools.partial(_all_gather, handler))
         replace(keras.layers.Layer, "__call__", _layer_call)
-        replace(BaseOptimizer, "apply", _unnoticed)
+        replace(BaseOptimizer, "apply", unnoticed)
         replace(keras.metrics.MeanMetricWrapper, "update_state", _with_noticed_function)
         for kind in _kinds_of(metrics):
             for name in _OF_METRICS & vars(kind).keys():
                 if (kind, name) != (keras.metrics.MeanMetricWrapper, "update_state"):
-                    replace(kind, name, _unnoticed)
+                    replace(kind, name, unnoticed)
         yield
 
 
@@ -198,15 +198,18 @@ def traced_anew() -> contextlib.AbstractContextManager:
     return patched(function_context, "make_function_context", make)
 
 
-def unassigned(variables: Iterable | None = None) -> contextlib.AbstractContextManager:
+def unassigned(
+    variables: Iterable | None = None, *, tell: Callable = lambda variable, value: None
+) -> contextlib.AbstractContextManager:
     """Returns a context in which Keras variables keep their values, whatever they are assigned.
 
-    These are all variables, or those that are given.
+    These are all variables, or those that are given. `tell` gets each variable and its value.
     """
     direct = TensorFlowVariable.assign
     kept = None if variables is None else {id(each) for each in variables}
 
     def assign(variable, value):
+        tell(variable, value)
         return variable if kept is None or id(variable) in kept else direct(variable, value)
 
     return patched(TensorFlowVariable, "assign", assign)
@@ -226,7 +229,9 @@ def _kinds_of(metrics: Iterable[keras.metrics.Metric]) -> list[type]:
     )
 
 
-def _unnoticed(direct: Callable) -> Callable:
+def unnoticed(direct: Callable) -> Callable:
+    """Returns a function whose operations the handler does not see."""
+
     def call(*args, **kwargs):
         with noticing(on=False):
             return direct(*args, **kwargs)
@@ -298,7 +303,7 @@ def _scaling(handler: Handler, divides: bool, direct: Callable) -> Callable:
         if not is_noticing():
             return compute(x, y)
         with noticing(on=False):
-            return handler.scaled(compute, x, y, divides=divides)
+            return handler.scaled(noticed(compute), x, y, divides=divides)
 
     return scale
 
@@ -348,15 +353,20 @@ def _counted_of(number: tf.Tensor) -> tf.Tensor | None:
     return next((each for each in found if each is not None), None)
 
 
-def _known(tensor: tf.Tensor):
+def computed(tensor: tf.Tensor):
+    """Returns the value of whole numbers that depend on sizes alone; None of others."""
+    return _known(tensor, (*_OF_SHAPES, "FloorMod", "Range", "ReverseV2", "Roll", "Reshape"))
+
+
+def _known(tensor: tf.Tensor, types: Sequence[str] = _OF_SHAPES):
     """Returns the value of a whole number that is known when traced; else None.
 
     TensorFlow does not know what is computed from a known shape, such as `tf.shape(x)[0]`.
     """
     known = tf.get_static_value(tensor)
-    if known is not None or hasattr(tensor, "numpy") or tensor.op.type not in _OF_SHAPES:
+    if known is not None or hasattr(tensor, "numpy") or tensor.op.type not in types:
         return known
-    values = [_known(each) for each in tensor.op.inputs]
+    values = [_known(each, types) for each in tensor.op.inputs]
     if any(each is None for each in values):
         return None
     compute = getattr(tf.raw_ops, tensor.op.type)
@@ -383,7 +393,7 @@ def _matrix_product(handler: Handler, direct: Callable) -> Callable:
             return compute()
         a, b = tf.convert_to_tensor(a), tf.convert_to_tensor(b)
         with noticing(on=False):
-            return handler.contracted(compute, [(a, 0 if transpose_a else 1)])
+            return handler.contracted(noticed(compute), [(a, 0 if transpose_a else 1)])
 
     return product
 
@@ -397,7 +407,7 @@ def _batched_product(handler: Handler, direct: Callable) -> Callable:
         rank = x.shape.rank
         with noticing(on=False):
             summed = [(x, rank - 2 if adj_x else rank - 1)] if rank else []
-            return handler.contracted(compute, summed)
+            return handler.contracted(noticed(compute), summed)
 
     return product
 
@@ -416,7 +426,7 @@ def _einsum(handler: Handler, direct: Callable) -> Callable:
             if letter not in output
         ]
         with noticing(on=False):
-            return handler.contracted(compute, summed)
+            return handler.contracted(noticed(compute), summed)
 
     return einsum
 

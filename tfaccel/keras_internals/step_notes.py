@@ -61,7 +61,7 @@ def noted(noter: Noter) -> Iterator[None]:
         own_gradients.changed_by(note),
         patched(tf.autodiff.ForwardAccumulator, "__enter__", enter),
         metric_methods_by("update_state", noter.updated, but=CALLERS),
-        metric_methods_by("result", noter.result, but=()),
+        metric_methods_by("result", noter.result),
     ):
         yield
 
@@ -91,12 +91,6 @@ def operations(graph) -> Iterator[Operation]:
         written = list(get_read_write_resource_inputs(op)[1]) if resources else []
         is_function = any(each.type == "func" for each in op.op_def.attr)
         yield Operation(op, resources, written, is_function, has_effects(op.type))
-
-
-def handles_of(graph, variables: list) -> set[int]:
-    """Returns the ids of the tensors that are the handles of Keras variables in a graph."""
-    wanted = {id(getattr(each._value, "handle", None)) for each in variables} - {id(None)}
-    return {id(own) for outside, own in graph.captures if id(outside) in wanted}
 
 
 def number_of(value) -> float | None:

@@ -55,7 +55,7 @@ def build_from_specs(model, *, change: Callable) -> None:
         _note_inputs(model, specs)
         if any(isinstance(each, OF_ANY_SIZE) for each in tf.nest.flatten(specs)):
             # Keras would make dense symbols, which the model may not accept.
-            if not _is_built(model):
+            if _unbuilt(model):
                 _trace_once(model, specs)
         elif iterator is None:
             with any_rows(model, specs), losses_reduced_by(weighing_by_row):
@@ -83,7 +83,7 @@ def build_from_specs(model, *, change: Callable) -> None:
         known = iterator is None or _are_known(specs)
         if known:
             _note_inputs(model, specs)
-        if _is_built(model):
+        if _unbuilt(model) == left:  # another trace would not make it either
             return
         if iterator is not None:
             # The batch of a generator is lost then, so it is drawn only if the specs are unknown.
@@ -99,7 +99,9 @@ def build_from_specs(model, *, change: Callable) -> None:
         if every_optimizer(model) == [model.optimizer] and not model.optimizer.built:
             with model.distribute_strategy.scope():  # the step has not used the optimizer
                 model.optimizer.build(model.trainable_variables)
+        left[:] = [] if runs_eagerly(model) else _unbuilt(model)
 
+    left = []  # what the step does not make, such as the variables of an optimizer without use
     model._maybe_symbolic_build = build
 
 
@@ -140,15 +142,11 @@ def _note_inputs(model, batch) -> None:
         _TRAINED_ON[model] = tf.nest.map_structure(spec_of, x)
 
 
-def _is_built(model) -> bool:
-    """Returns whether everything exists that a step of the model's own makes in its first trace."""
+def _unbuilt(model) -> list:
+    """Returns what a step of the model's own makes in its first trace, and does not exist yet."""
     compiled = (model._compile_loss, model._compile_metrics)
-    layers = layers_of(model, include_self=False)
-    return (
-        all(each.built for each in layers)
-        and all(each is None or each.built for each in compiled)
-        and all(each.built for each in every_optimizer(model))
-    )
+    made = (*layers_of(model, include_self=False), *compiled, *every_optimizer(model))
+    return [each for each in made if each is not None and not each.built]
 
 
 def _trace_once(model, batch) -> None:
@@ -157,7 +155,7 @@ def _trace_once(model, batch) -> None:
     A checkpoint can then be restored. If the trace fails, the step itself fails, too, and says why.
     """
     specs = tf.nest.map_structure(spec_of, batch)
-    step = model.test_step if model.optimizer is None else model.train_step
+    step = model.train_step if every_optimizer(model) else model.test_step
     replica = local_replicas(model.distribute_strategy)[0]
     try:
         with (

@@ -55,18 +55,14 @@ def names_of_results(logs: dict, variables: list) -> set[str]:
       variables: Keras variables, such as those of metrics.
     """
     graph = tf.compat.v1.get_default_graph()
-    captured = dict(_captures(graph))
-    handles = {id(captured.get(id(_handle_of(each)))) for each in variables}
+    handles = handles_of(graph, variables)
     return {name for name, each in logs.items() if _comes_from(each, handles, graph)}
 
 
-def _captures(graph) -> Iterator[tuple[int, tf.Tensor]]:
-    for outside, own in getattr(graph, "captures", ()):
-        yield id(outside), own
-
-
-def _handle_of(variable):
-    return getattr(variable._value, "handle", None)
+def handles_of(graph, variables: list) -> set[int]:
+    """Returns the ids of the tensors that are the handles of Keras variables in a graph."""
+    wanted = {id(getattr(each._value, "handle", None)) for each in variables} - {id(None)}
+    return {id(own) for outside, own in getattr(graph, "captures", ()) if id(outside) in wanted}
 
 
 def _comes_from(tensor, handles: set[int], graph) -> bool:

@@ -12,11 +12,11 @@ progress, whatever they do meanwhile, and only the time limit of that rank's pha
 
 import dataclasses
 import math
-import signal
 from collections.abc import Mapping, Sequence
 
 from tfaccel.common.tables import in_figures
 from tfaccel.launch.options import Options
+from tfaccel.process.child import how_it_ended
 
 # The rank that ended first may have ended because it lost another, of which we learn a little
 # later: a node reports each second, and TensorFlow's workers notice a death within 2 s (2
@@ -161,18 +161,6 @@ def _in_order(state: RankState) -> bool:
 def _ended(states, rank: int) -> Verdict:
     code = states[rank].exit_code
     return Verdict(code, f"rank {rank} {how_it_ended(code)}", rank)
-
-
-def how_it_ended(code: int) -> str:
-    """Returns the meaning of an exit code, in words."""
-    if code > 128:
-        try:
-            name = signal.Signals(code - 128).name
-        except ValueError:
-            return f"ended with exit code {code}"
-        hint = " (perhaps the machine was out of memory)" if name == "SIGKILL" else ""
-        return f"was ended by {name}, exit code {code}{hint}"
-    return f"ended with exit code {code}"
 
 
 def _lost(states, first: int, accused: int) -> str:

@@ -172,12 +172,14 @@ class Child(contextlib.AbstractContextManager):
 
 
 def how_it_ended(exit_code: int) -> str:
-    """Returns the meaning of an exit code, -n for signal n, in words."""
-    if exit_code >= 0:
-        return f"ended with exit code {exit_code}"
+    """Returns the meaning of an exit code, -n or a shell's 128 + n for signal n, in words."""
+    is_negative = exit_code < 0
+    number = -exit_code if is_negative else exit_code - 128
     try:
-        name = signal.Signals(-exit_code).name
+        name = signal.Signals(number).name
     except ValueError:
-        name = f"signal {-exit_code}"
+        signals = f"was ended by signal {number}"
+        return signals if is_negative else f"ended with exit code {exit_code}"
+    code = "" if is_negative else f", exit code {exit_code}"
     hint = " (perhaps the machine was out of memory)" if name == "SIGKILL" else ""
-    return f"was ended by {name}{hint}"
+    return f"was ended by {name}{code}{hint}"

@@ -27,7 +27,7 @@ from tfaccel.keras_internals.model_view import (
     outputs_of,
 )
 from tfaccel.keras_internals.one_replica import without_strategy
-from tfaccel.keras_internals.optimizers import belongs_to, give_to
+from tfaccel.keras_internals.optimizers import belongs_to, give_to, weights_of
 from tfaccel.keras_internals.patching import patched
 from tfaccel.keras_internals.symbolic_build import adopt_made_outside, build_from_specs
 from tfaccel.keras_internals.variables import adopt
@@ -85,10 +85,10 @@ def compile_model(
         for each in keras.tree.flatten((args, compile_args)):
             if isinstance(each, keras.optimizers.Optimizer):
                 _adopt(each, strategy)  # before, because the model's own `compile` may build it
-        _compile(model, args, compile_args, config)
+        adds_scales = _compile(model, args, compile_args, config)
         for each in every_optimizer(model):
             _adopt(each, strategy)
-        _give_scales(model, config)
+        _give_scales(model, config if adds_scales else None)
     batch_norm.convert_back(model)
     if config.sync_batchnorm and num_replicas > 1:
         layers = batch_norm.convert(model)
@@ -142,11 +142,14 @@ def parameters_of_compile(model: keras.Model) -> Mapping[str, inspect.Parameter]
     return inspect.signature(model.compile).parameters
 
 
-def _compile(model, args: tuple, compile_args: dict, config: StepConfig) -> None:
+def _compile(model, args: tuple, compile_args: dict, config: StepConfig) -> bool:
     """Calls the model's `compile`, in the strategy's scope.
 
     The model's own `compile` may take any arguments and need not pass them on. So this sets the
     optimizer, loss scale and XLA where Keras's `compile` is entered.
+
+    Returns:
+      Whether optimizers may get a loss scale: `auto_scale_loss`.
     """
     signature = inspect.signature(model.compile)
     takes_all = any(each.kind == each.VAR_KEYWORD for each in signature.parameters.values())
@@ -165,15 +168,18 @@ def _compile(model, args: tuple, compile_args: dict, config: StepConfig) -> None
             f"{signature}"
         ) from error
     keras_own = keras.Model.compile
+    adds_scales = compile_args.get("auto_scale_loss", True)
 
     def compile_(compiled, *args, **kwargs):
+        nonlocal adds_scales
         call = inspect.signature(keras_own).bind(compiled, *args, **kwargs)
         if compiled is model:
             given = call.arguments
+            adds_scales = adds_scales and given.get("auto_scale_loss", True)
             # If the model has its own optimizers, Keras's default optimizer does not train it.
             is_used = "optimizer" in given or has_steps_of_keras(model)
             optimizer = keras.optimizers.get(given.get("optimizer", "rmsprop"))
-            if is_used and given.get("auto_scale_loss", True):
+            if is_used and adds_scales:
                 optimizer = _scale_loss(optimizer, model, config)
             given |= {"optimizer": optimizer, "auto_scale_loss": False, "jit_compile": False}
         return keras_own(*call.args, **call.kwargs)
@@ -186,6 +192,14 @@ def _compile(model, args: tuple, compile_args: dict, config: StepConfig) -> None
             f"compile of {type(model).__name__} does not call super().compile(), without which "
             "Keras does not train a model; call super().compile() in it"
         )
+    if not adds_scales and needs_loss_scale(model):
+        log.info("loss scale: none is added, because of auto_scale_loss=False")
+        if config.loss_scale != "dynamic":
+            log.warning(
+                "loss scale: loss_scale=%s is not used, because of auto_scale_loss=False",
+                in_figures(config.loss_scale),
+            )
+    return adds_scales
 
 
 def _scale_loss(optimizer, model, config: StepConfig):
@@ -209,22 +223,26 @@ def _scale_loss(optimizer, model, config: StepConfig):
             in_figures(config.loss_scale_initial),
             config.loss_scale_growth_steps,
         )
-        return keras.optimizers.LossScaleOptimizer(
+        scaled = keras.optimizers.LossScaleOptimizer(
             optimizer,
             initial_scale=config.loss_scale_initial,
             dynamic_growth_steps=config.loss_scale_growth_steps,
         )
+        if optimizer.built:  # by the user, so that its variables exist before the first step
+            scaled.build(weights_of(optimizer))
+        return scaled
     if config.loss_scale != "dynamic":
         optimizer.loss_scale_factor = config.loss_scale
     log.info("loss scale: fixed at %s; no step is skipped", in_figures(optimizer.loss_scale_factor))
     return optimizer
 
 
-def _give_scales(model, config: StepConfig) -> None:
+def _give_scales(model, config: StepConfig | None) -> None:
     """Gives a loss scale to the optimizers that the model's own step applies, if float16 needs it.
 
     tfaccel/step/loss_scale.py scales with it if the step does not. The compiled optimizer has a
     scale already, and one that is compiled and is an attribute, too, is replaced by its wrapper.
+    With `config=None` no optimizer gets a scale that you did not give it.
     """
     if not needs_loss_scale(model):
         return
@@ -234,7 +252,9 @@ def _give_scales(model, config: StepConfig) -> None:
     def scaled(optimizer):
         if optimizer is compiled or optimizer.loss_scale_factor is not None:
             return optimizer
-        return compiled if optimizer is inner else _scale_loss(optimizer, model, config)
+        if optimizer is inner:
+            return compiled
+        return optimizer if config is None else _scale_loss(optimizer, model, config)
 
     if not has_steps_of_keras(model):
         change_optimizers(model, scaled)

@@ -10,7 +10,6 @@ sum over replicas, then replica 1, and so on. In the sum they meet.
 """
 
 import contextlib
-import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -33,9 +32,7 @@ def met_by_lanes(replicas: Sequence[Replica]) -> list[Replica]:
     launchers = [each.launcher for each in replicas]
     across = None if replicas[0].num_replicas == len(replicas) else _Across(launchers)
     return [
-        dataclasses.replace(
-            each, launcher=_Launcher(across, each.num_replicas), reduces_in_xla=False
-        )
+        each.like(launcher=_Launcher(across, each.num_replicas), reduces_in_xla=False)
         for each in replicas
     ]
 
@@ -76,7 +73,7 @@ def say() -> None:
 
 
 def as_tensors(batch):
-    """Returns a batch whose arrays are tensors, as a step has them that is traced."""
+    """Returns a batch with tensors in place of arrays, as a traced step gets it."""
     return tf.nest.map_structure(
         lambda each: tf.constant(each) if isinstance(each, np.ndarray) else each, batch
     )

@@ -195,8 +195,8 @@ class Watch:
     def put_back(self, changes: list[tuple]) -> None:
         """Undoes changes that are not finite, which the step's own code and its layers made.
 
-        The state of the model is put back if a change, or a gradient, is not finite. Of the weights
-        that are trained, only those are put back that are not finite.
+        The state of the model is put back if any change or gradient is not finite. A trained weight
+        is put back only if the weight itself is not finite.
 
         A change is a pair: a floating Keras variable, and its value before.
         """
@@ -223,7 +223,7 @@ class Watch:
         return check.found
 
     def code(self) -> tf.Tensor:
-        """Returns the code of what was found, an int64 scalar. The first layer's fault counts.
+        """Returns the code of what was found, an int64 scalar: that of the first layer at fault.
 
         It is FINE; WEIGHTS if the model's weights are not finite; or 1 + the index of a variable in
         `variables_of`. That means the gradient of a variable that is trained, and the value of

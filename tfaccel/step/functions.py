@@ -24,9 +24,9 @@ which would delay the results of one GPU until all have ended: a step took 49 ms
 Elsewhere TensorFlow's collective sums between two XLA functions. XLA has no collective on the CPU;
 and with several processes only TensorFlow's collectives can be aborted when a peer has died.
 
-A step that needs values of all replicas before its pass has ended cannot be cut so: a model's own
-`train_step` that updates weights more than once, or a loss that is no mean over rows. Its values
-are joined where it computes them (tfaccel/step/whole_batch.py). `_Step` finds out which way a step
+Some steps cannot be cut so, because they need values of all replicas before their pass has ended: a
+`train_step` that updates weights more than once, or a loss that is no mean over rows. Their values
+are joined where they compute them (tfaccel/step/whole_batch.py). `_Step` finds out which way a step
 needs. On the GPUs of one process it is one XLA function either way. Elsewhere it runs without XLA.
 
 A step with an infinite or NaN gradient is skipped on every replica (tfaccel/step/finite.py has the
@@ -47,24 +47,21 @@ import logging
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from tfaccel.attention.choose import attentions_on
 from tfaccel.config import StepConfig
 from tfaccel.data.deferred import Deferred
-from tfaccel.keras_internals import row_operations, stateful
+from tfaccel.keras_internals import row_operations
 from tfaccel.keras_internals.function_names import alike, own_numbers
-from tfaccel.keras_internals.layer_paths import layer_paths
 from tfaccel.keras_internals.model_view import is_of_keras, is_synchronized, runs_eagerly
-from tfaccel.keras_internals.one_replica import as_replica, metrics_as
 from tfaccel.keras_internals.recording import JoinsRowsError
 from tfaccel.keras_internals.replica import InXla, Replica, local_replicas
 from tfaccel.keras_internals.stateful import local_batches_alike
 from tfaccel.keras_internals.traced import UNORDERED
-from tfaccel.keras_internals.variables import value_of
 from tfaccel.step import (
+    compared_rows,
     eager,
     finite,
     in_xla,
@@ -74,21 +71,22 @@ from tfaccel.step import (
     mixing,
     padding,
     plain_steps,
+    replica_steps,
     returned,
 )
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.merged_results import UsesResultsError
+from tfaccel.step.predict import Predict
 from tfaccel.step.recoverable import Recoverable
 from tfaccel.step.row_alarm import Alarm, AsksRowsError, MayJoinError
 from tfaccel.step.row_plan import Plan, planned
-from tfaccel.step.shapes import Shapes, rows_of_all
-from tfaccel.step.totals import ROWS_UNIT, Layout, Span, Totals
+from tfaccel.step.shapes import Shapes, rows_of_all, telling_rows
 from tfaccel.step.whole_batch import Rows, reduced
 
 log = logging.getLogger("tfaccel")
 
 # Where the replicas' values are joined: after each replica's pass, or within the step. ASK: as the
-# plan of the step says.
+# plan of the step says. (README.md of this folder has the words.)
 AFTER, ASK, WITHIN = "after", "ask", "within"
 
 
@@ -126,18 +124,17 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool, flash_atten
 
     train = make("train_step", choice=trains, updates_in_xla=xla, trains=True)
     test = make("test_step", choice=tests, trains=False)
-    parts = (
-        f", the batch in {config.accumulation_steps} parts" if config.accumulation_steps > 1 else ""
-    )
+    num_parts = config.accumulation_steps
+    in_parts = f", the batch in {num_parts} parts" if num_parts > 1 else ""
     with_xla = "with" if trains.on else "without"
     if eagerly:
         with eager.said_once(said):
             eager.say()
     else:
-        log.info("step: %s, %s XLA%s", _in_words(replicas, xla=trains.on), with_xla, parts)
+        log.info("step: %s, %s XLA%s", _in_words(replicas, xla=trains.on), with_xla, in_parts)
     model.train_function = Execution(model, train)
     model.test_function = Execution(model, test)
-    model.predict_function = _Predict(model, strategy, replicas, predicts, said)
+    model.predict_function = Predict(model, strategy, replicas, predicts, said)
 
 
 def _in_words(replicas: list[Replica], *, xla: bool) -> str:
@@ -271,6 +268,7 @@ class _Step:
         self._merges_results = False
         self._plans, self._is_plain = {}, False  # by the shapes of the batch
         self._constants = {}  # logs that are no numbers
+        self._rows_of_all = None  # of each replica's batch; None if known only when the step runs
         summed = self.several or (trains and config.accumulation_steps > 1)
         self._step = returned.as_tensors(step, self._constants, summed=summed)
         self._updates_in_xla = updates_in_xla and self.updates_on_gpu
@@ -279,6 +277,8 @@ class _Step:
         # One function for each (padded, make_batch); most models need only one.
         self._made = {}
         self._shapes = Shapes("step" if trains else "test step")
+        self._parts = config.accumulation_steps if trains else 1
+        self._telling_rows = functools.partial(telling_rows, strategy, parts=self._parts)
         self._lengths = set()  # the lengths of the launches of several steps, so far
         self._in_lanes, self._said = eager.met_by_lanes(replicas), said
 
@@ -297,12 +297,15 @@ class _Step:
         return self.choice.on and self._replicas[0].reduces_in_xla
 
     def ask(self, *, is_own: bool = False) -> None:
-        """Lets a plan say where the replicas' values are joined: for a step of the model's own."""
+        """Lets a plan say where the replicas' values are joined.
+
+        With `is_own` the step is the model's own, so the plan also says whether it is plain.
+        """
         self._join, self._is_own = ASK, is_own
         self._made.clear()
 
     def join_within(self, why: str) -> None:
-        """Joins the replicas' values where the step computes them, because of a reason.
+        """Joins the replicas' values where the step computes them; the log says `why`.
 
         XLA can do that if the replicas are the GPUs of this process.
         """
@@ -322,9 +325,8 @@ class _Step:
                 self._asks_rows = True
             except JoinsRowsError as error:
                 self._merges_results |= isinstance(error, UsesResultsError)
-                why = str(error) or "a loss or a reduction is no mean over rows"
-                log.info("step: values are joined where the step computes them, because %s", why)
-                self.join_within(why)
+                log.info("step: values are joined where the step computes them, because %s", error)
+                self.join_within(str(error))
 
     def rows_of(
         self,
@@ -343,10 +345,10 @@ class _Step:
 
         Args:
           replica: the replica.
-          are_full: whether every replica has as many rows as this one.
-          padded: whether rows may be padding.
           step: the step, as a function of a batch.
           batch: the batch.
+          are_full: whether every replica has as many rows as this one.
+          padded: whether rows may be padding.
           num_rows: its number of rows; 0 if the batch is a row that stands in.
           weight: the number of rows that count.
           of_part: the Part of the batch, if it is traced in parts side by side.
@@ -364,6 +366,8 @@ class _Step:
             self._plans[key] = self._planned(step, replica, batch, padded=padded)
             if self._plans[key][0].reduces_itself:
                 log.info("step: it calls all_reduce, so its reductions cover each replica's rows")
+            elif self._config.reductions == "all_replicas":
+                compared_rows.say(self._plans[key][0].compared, self._said)
         plan, why_not = self._plans[key]
         if self._join == ASK:
             if why_not is not None:
@@ -376,10 +380,11 @@ class _Step:
         if plan.gathers and not (is_local or self._asks_rows or tf.executing_eagerly()):
             raise AsksRowsError
         reduce = functools.partial(reduced, replica, collectives=collectives)
-        rows_of_all = [num_rows] * replica.num_replicas if are_full else self._rows_of_all
+        own_rows = num_rows if of_part is None else of_part.num_rows_of_batch
+        rows_of_all = [own_rows] * replica.num_replicas if are_full else self._rows_of_all
         if of_part is not None:
             reduce = functools.partial(of_part.sum, reduce=reduce)
-            rows_of_all = None if rows_of_all is None else of_part.sizes(self._rows_of_all)
+            rows_of_all = None if rows_of_all is None else of_part.sizes(rows_of_all)
             replica = of_part.of(replica)
         return Rows(
             replica,
@@ -398,16 +403,21 @@ class _Step:
     def _planned(self, step, replica: Replica, batch, *, padded: bool) -> tuple[Plan, str | None]:
         """Returns the plan of a step, and why values are joined within the step, if they are."""
         if self._is_own and self._join == ASK:
-            parts = self._config.accumulation_steps if self.trains else 1
             has_padding = padded and plain_steps.has_weights(batch)
-            settings = {"in_parts": parts > 1, "has_padding": has_padding}
+            settings = {"in_parts": self._parts > 1, "has_padding": has_padding}
             return plain_steps.analyzed(self._model, step, replica, batch, **settings)
         within = self._join == WITHIN
+        if not within and runs_eagerly(self._model):
+            step = metrics.checking_uses(self._model, replica, step)
         plan = planned(self._model, step, replica, batch, within=within)
         return plan, "a loss or a reduction is no mean over rows" if plan.joins else None
 
     def __call__(self, batch, *, padded: bool) -> dict:
         batches = local_batches_alike(self._model, self._strategy, batch, len(self._replicas))
+        with self._telling_rows(batches):
+            return self._on(batches, padded=padded)
+
+    def _on(self, batches: list, *, padded: bool) -> dict:
         rows = functools.partial(rows_of_all, self._strategy, batches)
         if runs_eagerly(self._model):
             if self._join == AFTER:
@@ -425,10 +435,7 @@ class _Step:
                 return step(batches[0])
 
         joining = functools.partial(self._joining, run)
-        return self._with_constants(self.choice.run(joining, batches, forget=self._made.clear))
-
-    def _with_constants(self, logs: dict) -> dict:
-        return logs | self._constants
+        return self.choice.run(joining, batches, forget=self._made.clear) | self._constants
 
     def _eagerly(self, batches: list, *, padded: bool) -> dict:
         """Runs the step as Python, which Keras and TensorFlow can be told to do at any time."""
@@ -457,10 +464,12 @@ class _Step:
 
         inputs = [dict(each.inputs) for each in deferred]
         joining = functools.partial(self._joining, run)
-        return self._with_constants(self.choice.run(joining, inputs, forget=self._made.clear))
+        with self._telling_rows([]):
+            return self.choice.run(joining, inputs, forget=self._made.clear) | self._constants
 
     def _one_by_one(self, deferred: list[Deferred], *, padded: bool) -> dict:
         """Runs the same steps one by one, after XLA turned out to lack an operation of the step."""
+        self._rows_of_all = None
         step = self._function(padded, None)
 
         def steps():
@@ -501,7 +510,7 @@ class _Step:
         several steps. With `eagerly` it runs as Python.
         """
         model, config, step, trains = self._model, self._config, self._step, self.trains
-        parts, xla = config.accumulation_steps if trains else 1, self.choice.on and not eagerly
+        parts, xla = self._parts, self.choice.on and not eagerly
         if padded:
             step = padding.leave_out_padding(model, step)
         weigh = functools.partial(totals_lib.weight_of, padding=padded)
@@ -510,7 +519,7 @@ class _Step:
         )
         if config.mixes_labels or (trains and config.cutout_pixels):
             change = mixing.mixed(model, config) if trains else mixing.as_probabilities(model)
-            step, pass_ = _on_changed(change, step, pass_, self._replicas[0])
+            step, pass_ = replica_steps.on_changed(change, step, pass_, self._replicas[0])
         within = self._join == WITHIN
 
         def joining(replica: Replica) -> Callable:
@@ -526,19 +535,24 @@ class _Step:
             settings["gradients_as"] = "float16" if config.float16_allreduce else None
             replicas = self._in_lanes if eagerly else self._replicas
             run = {"run": functools.partial(eager.in_lanes, model)} if eagerly else {}
-            steps = [_replica_step(model, joining(each), each, **settings) for each in replicas]
+            steps = [
+                replica_steps.replica_step(model, joining(each), each, **settings)
+                for each in replicas
+            ]
             tell_rows = xla and replicas[0].reduces_in_xla and metrics.gathers(model)
             return functools.partial(
-                _split_step, model, replicas, steps, tell_rows=tell_rows, **run
+                replica_steps.split_step, model, replicas, steps, tell_rows=tell_rows, **run
             )
         replica = self._replicas[0]
         if parts > 1:
             whole = functools.partial(
-                _accumulating_step, model, joining(replica), replica, **settings
+                replica_steps.accumulating_step, model, joining(replica), replica, **settings
             )
         else:
-            whole = functools.partial(_whole_step, model, step, replica, trains=trains, **settings)
-        return _from_deferred(whole, make_batch)
+            whole = functools.partial(
+                replica_steps.whole_step, model, step, replica, trains=trains, **settings
+            )
+        return replica_steps.from_deferred(whole, make_batch)
 
     def _compile(self, made: Callable) -> Callable:
         xla = self.choice.on
@@ -554,348 +568,3 @@ class _Step:
         if xla or self._updates_in_xla:
             return Recoverable(compile_, made, self._model)
         return compile_(made)
-
-
-def _from_deferred(step: Callable, make_batch: Callable | None) -> Callable:
-    """Returns the step as a function of deferred batches, if there is a `make_batch`."""
-    return step if make_batch is None else functools.partial(_in_a_row, step, make_batch)
-
-
-def _in_a_row(step: Callable, make_batch: Callable, inputs: dict, shared: dict) -> dict:
-    """Makes batches and runs a step on each: see `_Step.in_a_row`."""
-    num_steps = next(iter(inputs.values())).shape[0]
-
-    # This is traced before the loop that calls it, because the loop needs the shapes of its logs.
-    @functools.partial(tf.function, autograph=False)
-    def step_of(index):
-        own = {name: each[index] for name, each in inputs.items()}
-        logs = dict(step(make_batch({**own, **shared})))
-        return logs, logs.pop(finite.LOG, tf.constant(finite.FINE, tf.int64))
-
-    index = tf.constant(0)
-    specs, _ = step_of.get_concrete_function(index).structured_outputs
-    nothing = tf.nest.map_structure(lambda each: tf.zeros(each.shape, each.dtype), specs)
-    codes = tf.TensorArray(tf.int64, num_steps, element_shape=())
-
-    def run_step(index, codes, before):
-        logs, code = step_of(index)
-        for name in filter(loss_scale.is_skipped, logs):
-            logs[name] += before[name]
-        return index + 1, codes.write(index, code), logs
-
-    # XLA knows the length of the loop, so a GPU need not ask the host whether to continue. (It may
-    # ask whether to update, if XLA leaves the update a branch.)
-    _, codes, logs = tf.while_loop(
-        lambda index, *_: index < num_steps, run_step, (index, codes, nothing)
-    )
-    return logs | {finite.LOG: codes.stack()}
-
-
-def _on_changed(change: Callable, step: Callable, pass_: Callable, replica: Replica) -> tuple:
-    """Returns `step` and `pass_` on batches that `change` has changed, before they are cut."""
-    return (
-        lambda batch: step(change(replica, batch)),
-        lambda each, batch, **settings: pass_(each, change(each, batch), **settings),
-    )
-
-
-def _whole_step(
-    model, step, replica: Replica, batch, *, xla: bool, updates_in_xla: bool, trains: bool
-) -> dict:
-    """Runs the model's own step: with one replica there is nothing to sum."""
-    with (
-        as_replica(model, replica),
-        layer_paths(xla=xla, all_reduce=None, attention=replica.attention),
-    ):
-        if not trains:
-            return labels.named(step(batch), trains=False)
-        # If XLA compiles the whole step, it compiles the update with it.
-        compile_ = functools.partial(_compiled, replica) if updates_in_xla and not xla else None
-        logs = finite.watched(model, step, batch, xla=xla, compile_=compile_)
-        return labels.named(logs, trains=True)
-
-
-def _accumulating_step(
-    model, pass_, replica: Replica, batch, *, xla: bool, updates_in_xla: bool, within: bool
-) -> dict:
-    """Runs the parts of one replica's batch, sums them, and updates once."""
-    with as_replica(model, replica):
-        compile_ = functools.partial(_compiled, replica) if updates_in_xla and not xla else None
-        watch = finite.Watch(model, xla=xla, compile_=compile_) if within else None
-        totals = pass_(replica, batch, apply=None if watch is None else watch.apply)
-
-        def update(tensors, metrics_before):
-            summed, in_xla = totals.with_tensors(tensors), xla or updates_in_xla
-            return _update(model, summed, metrics_before, trains=True, xla=in_xla, watch=watch)
-
-        if compile_ is not None and watch is None:
-            update = compile_(update)
-        return update(totals.tensors(), totals.metrics_before)
-
-
-def _split_step(
-    model,
-    replicas: list[Replica],
-    steps: list[Callable],
-    arguments: list[tuple],
-    *,
-    tell_rows: bool,
-    run: Callable | None = None,
-) -> list[dict]:
-    """Runs each replica's step on its device, and returns the logs of every replica.
-
-    All logs are returned, because TensorFlow does not run what a function need not return. `run`
-    calls the replicas' functions in another way than one after the other. With `tell_rows` each
-    step also gets the numbers of rows of all replicas' batches.
-    """
-    is_deferred = len(arguments[0]) > 1  # deferred batches are full
-    stand_in = None if is_deferred else totals_lib.stand_in_of([own for (own,) in arguments])
-    if is_deferred:
-        stateful.note_equal_cut(model, num_replicas=replicas[0].num_replicas)
-    else:
-        counts = [totals_lib.num_rows(own) for (own,) in arguments]
-        stateful.note_cut(model, counts, num_replicas=replicas[0].num_replicas)
-        if tell_rows:
-            arguments = [(own, tuple(counts)) for (own,) in arguments]
-    more = () if stand_in is None else (stand_in,)
-    calls = [
-        functools.partial(step, *own, *more) for step, own in zip(steps, arguments, strict=True)
-    ]
-    return (run or _on_each)(replicas, calls)
-
-
-def _on_each(replicas: Sequence[Replica], calls: Sequence[Callable]) -> list:
-    """Calls each replica's function on its device; the results are to be returned."""
-    results = []
-    for replica, call in zip(replicas, calls, strict=True):
-        with tf.device(replica.device):
-            results.append(call())
-    return results
-
-
-def _replica_step(
-    model,
-    pass_,
-    replica: Replica,
-    *,
-    gradients_as: str | None,
-    make_batch: Callable | None,
-    xla: bool,
-    updates_in_xla: bool,
-    trains: bool,
-    within: bool,
-) -> Callable:
-    """Returns one replica's step among several: its pass, the sum over replicas, and its update.
-
-    The function takes the replica's batch, deferred or not. A second argument is the row that
-    stands in for a batch without rows, if zeros will not do. Every replica's function must be
-    called in one `tf.function`, on its device.
-    """
-    # If values are joined within the step, gradients are checked where they are applied.
-    compile_ = functools.partial(_compiled, replica) if updates_in_xla and not xla else None
-    updates_in_xla = (updates_in_xla or xla) and not within
-    layout = watch = updates = None  # known once the pass is traced
-
-    def forward_backward(batch, stand_in=None, collectives=None):
-        nonlocal layout, watch, updates
-        with as_replica(model, replica):
-            watch = finite.Watch(model, xla=xla, compile_=compile_) if within and trains else None
-            apply = None if watch is None else watch.apply
-            settings = {"stand_in": stand_in, "apply": apply, "collectives": collectives}
-            totals = pass_(replica, batch, **settings)
-        layout, updates = Layout(totals, gradients_as=gradients_as), totals.updates
-        return layout.pack(totals), totals.metrics_before, updates.inputs.take_sent()
-
-    def update(buffers, metrics_before, gathered):
-        with as_replica(model, replica):
-            totals, spans = layout.unpack(buffers)
-            settings = {"trains": trains, "xla": updates_in_xla, "watch": watch}
-            return _update(model, totals, metrics_before, spans, gathered, **settings)
-
-    def whole(batch, rows=None):
-        in_order = InXla(replica)
-        buffers, metrics_before, sent = forward_backward(batch, collectives=in_order)
-        if rows is None:  # all batches are full
-            rows = [totals_lib.num_rows(batch)] * replica.num_replicas
-        all_reduce = in_order.all_reduce if within else replica.all_reduce_in_xla
-        sums = all_reduce([*buffers, *updates.inputs.in_place(sent, rows)])
-        return update(sums[: len(buffers)], metrics_before, sums[len(buffers) :])
-
-    def in_parts(*batch):
-        buffers, metrics_before, sent = forward_backward(*batch)
-        sums = [replica.all_reduce(each) for each in buffers]
-        return update(sums, metrics_before, updates.inputs.gathered(sent))
-
-    if xla and replica.reduces_in_xla:
-        return _compiled(replica, _from_deferred(whole, make_batch))
-    if xla:  # else it is traced into the caller's graph, where batch norm can sum over replicas
-        forward_backward = _compiled(replica, forward_backward)
-    if updates_in_xla:
-        update = _compiled(replica, update)
-    return in_parts
-
-
-def _compiled(replica: Replica, function: Callable) -> Callable:
-    checked = in_xla.checked(function, on_gpu=replica.is_gpu)
-    return tf.function(checked, autograph=False, jit_compile=True)
-
-
-def _update(
-    model,
-    totals: Totals,
-    metrics_before: list[tf.Tensor],
-    spans: Sequence[Span] = (),
-    gathered: Sequence[tf.Tensor] = (),
-    *,
-    trains: bool,
-    xla: bool,
-    watch: finite.Watch | None = None,
-) -> dict:
-    """Applies the sums over all replicas to one replica's variables, and returns the step's logs.
-
-    Args:
-      model: the model, within `as_replica`.
-      totals: the sums.
-      metrics_before: this replica's own metrics before the step.
-      spans: the gradients of `totals`, uncut, if they were unpacked from vectors.
-      gathered: the rows of all replicas that metrics get.
-      trains: whether to undo changes that are not finite. A test shows them.
-      xla: whether XLA compiles what is traced.
-      watch: the watch that applied gradients during the pass; None if they are in `totals`.
-    """
-    # If all rows are padding, the sums and the number of rows are 0. Do not divide by that 0.
-    rows = tf.maximum(totals.rows, 1 / ROWS_UNIT)
-    logs = {} if watch is None else watch.scale_logs()
-    watch = finite.Watch(model, xla=xla) if watch is None else watch
-
-    def mean(gradients: tf.Tensor) -> tf.Tensor:
-        return gradients / tf.cast(rows, gradients.dtype)
-
-    if totals.gradients:
-        # Check the means, which are applied: a large sum divided by few rows may be infinite.
-        with watch.updates([each._replace(values=mean(each.values)) for each in spans]):
-            model.optimizer.apply([mean(each) for each in totals.gradients], totals.gradients_of)
-        logs = watch.scale_logs()
-    changes = _changed(totals, rows)
-    states, updates = totals.metrics, totals.updates
-    states = updates.settled(totals.rows, states, totals.numbers, gathered)
-    if trains:
-        watch.put_back(changes + [each for each in totals.kept if each[1].dtype.is_floating])
-        spoilt = watch.spoilt(model.metrics_variables, totals.metrics_before, states)
-        finite.put_back_where(spoilt, model.metrics_variables, metrics_before)
-        pairs = zip(totals.metrics_before, states, strict=True)
-        states = [tf.where(spoilt, old, new) for old, new in pairs]
-        logs[finite.LOG] = watch.code()
-    with metrics_as(model, states):
-        # In the context, because a metric may return its own variable, as in Keras's guide.
-        results = tf.nest.map_structure(tf.convert_to_tensor, model.get_metrics_result())
-        named = updates.results(totals.logs.keys() - results.keys())
-        totals.results.update(named)
-        results |= named
-    # A log without a metric is a value that the step returned. Return its mean over the rows.
-    own = {
-        name: results[name] if name in totals.results and name in results else value / rows
-        for name, value in totals.logs.items()
-    }
-    return labels.named(own | logs, trains=trains)
-
-
-def _changed(totals: Totals, rows: tf.Tensor) -> list[tuple]:
-    """Changes the untrained variables; returns (variable, value before) for the floating ones."""
-    before = []
-    for variable, change in zip(totals.changes_of, totals.changes, strict=True):
-        value = tf.identity(value_of(variable))
-        if change.dtype.is_floating:
-            before.append((variable, value))
-            if variable.aggregation != "sum":
-                change /= tf.cast(rows, change.dtype)
-        variable.assign(tf.cast(totals_lib.as_number(value) + change, value.dtype))
-    return before
-
-
-# Prediction.
-
-
-class _Predict:
-    """Prediction over all replicas, as a function of a list of batches; rows keep their order."""
-
-    def __init__(
-        self, model, strategy, replicas: list[Replica], choice: in_xla.Choice, said: set[str]
-    ):
-        self._model, self._strategy, self._replicas = model, strategy, replicas
-        # A model's own `predict_step` builds the layers that it calls itself.
-        self._is_keras_step = type(model).predict_step is keras.Model.predict_step
-        self._choice, self._numbers = choice, own_numbers()
-        self._made = []  # has the function after the first call
-        self._in_lanes, self._said = eager.met_by_lanes(replicas), said
-
-    def _run(self, parts: list) -> list:
-        if not self._made:
-            self._made.append(alike(self._make(xla=self._choice.on), self._numbers))
-        return self._made[0](parts)
-
-    def _make(self, *, xla: bool, eagerly: bool = False) -> Callable:
-        """Returns the function that predicts the parts of a batch."""
-        model, replicas = self._model, self._in_lanes if eagerly else self._replicas
-        several_workers = self._strategy.num_replicas_in_sync > len(replicas)
-
-        def predict(replica: Replica, batch):
-            with (
-                as_replica(model, replica),
-                stateful.own_rows(model, replica, totals_lib.num_rows(batch)),
-                layer_paths(xla=xla, all_reduce=None, attention=replica.attention),
-            ):
-                return model.predict_step(batch)
-
-        def function_of(replica: Replica) -> Callable:
-            own = functools.partial(predict, replica)
-            if eagerly:
-                return own
-            return _compiled(replica, own) if xla else tf.function(own, autograph=False)
-
-        functions = [function_of(each) for each in replicas]
-
-        def rows_of(replica: Replica, function: Callable, batch, stand_in):
-            rows = totals_lib.outputs_of(function, batch, stand_in)
-            return tf.nest.map_structure(replica.all_gather, rows) if several_workers else rows
-
-        def run(batches):
-            stand_in = totals_lib.stand_in_of(batches)
-            counts = [totals_lib.num_rows(each) for each in batches]
-            stateful.note_cut(model, counts, num_replicas=replicas[0].num_replicas)
-            calls = [
-                functools.partial(rows_of, *each, stand_in)
-                for each in zip(replicas, functions, batches, strict=True)
-            ]
-            outputs = (functools.partial(eager.in_lanes, model) if eagerly else _on_each)(
-                replicas, calls
-            )
-            stateful.share(model, replicas)
-            return outputs[:1] if several_workers else outputs
-
-        if eagerly:
-            return run
-        compile_ = functools.partial(tf.function, autograph=False)
-        return Recoverable(compile_, run, model) if xla else compile_(run)
-
-    def __call__(self, batches: list):
-        outputs = []
-        for batch in batches:
-            parts = local_batches_alike(self._model, self._strategy, batch, len(self._replicas))
-            if not self._model.built and self._is_keras_step:
-                _build(self._model, parts[0])
-            if runs_eagerly(self._model):
-                with eager.said_once(self._said):
-                    eager.say()
-                    outputs += self._make(xla=False, eagerly=True)(eager.as_tensors(parts))
-                continue
-            run = functools.partial(self._run, parts)
-            outputs += self._choice.run(run, parts, forget=self._made.clear)
-        return tf.nest.map_structure(lambda *each: tf.concat(each, axis=0), *outputs)
-
-
-def _build(model, batch) -> None:
-    """Creates the variables in the strategy's scope, as Keras does before `fit` and `evaluate`."""
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
-    with model.distribute_strategy.scope():
-        model(keras.tree.map_structure(lambda each: keras.KerasTensor(each.shape, each.dtype), x))

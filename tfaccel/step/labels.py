@@ -1,4 +1,4 @@
-"""Labels that are not an index of one of the model's outputs: how a step finds and reports them.
+"""Finds and reports labels that are not an index of one of the model's outputs.
 
 `watched` takes a step and returns one that adds the unknown label to the logs. Without this, the
 loss of such a label is NaN with XLA and on a GPU, with no message. Without XLA on a CPU,
@@ -121,9 +121,8 @@ def named(logs: dict, *, trains: bool) -> dict:
     logs = dict(logs)
     told = logs.pop(LOG)
     share = tf.unstack(told)[0]
-    told = tf.math.divide_no_nan(
-        told, share
-    )  # from the mean to the value of the replica that found it
+    # From the mean to the value of the replica that found it.
+    told = tf.math.divide_no_nan(told, share)
     _, _, distance, square = tf.unstack(told)
     same = square * (1 - _TOLERANCE) <= distance * distance + _TOLERANCE
     _, classes, distance, _ = tf.unstack(tf.cast(tf.round(told), tf.int64))

@@ -54,13 +54,13 @@ def unscaled(model, step: Callable) -> Callable:
 
     @functools.wraps(step)
     def run(*args, **kwargs):
-        all_ = named_optimizers(model).values()
+        all_ = list(named_optimizers(model).values())
         optimizers = [each for each in all_ if scale_of(each) is not None]
         if not optimizers:
             return step(*args, **kwargs)
         by_step = set()  # the ids of the optimizers whose loss the step scales
         with contextlib.ExitStack() as contexts:
-            own = functools.partial(_gradient, optimizers, by_step, tf.GradientTape.gradient)
+            own = functools.partial(_gradient, all_, by_step, tf.GradientTape.gradient)
             gradient = lambda tape, *args, **kwargs: own(tape, *args, **kwargs)  # noqa: E731
             contexts.enter_context(patched(tf.GradientTape, "gradient", gradient))
             for each in optimizers:
@@ -98,11 +98,14 @@ def _gradient(
 ):
     """Returns true gradients; those of weights were scaled on their way."""
     owners = _owners(optimizers, sources)
-    if not owners or by_step.intersection(map(id, owners)):
+    scales = [scale_of(each) for each in owners]
+    has_none = any(each is None for each in scales)
+    if not owners or has_none or by_step.intersection(map(id, owners)):
         return own(tape, target, sources, output_gradients, unconnected_gradients)
     with noticing(on=False):
-        # Of weights of several optimizers there is one loss, so the smallest scale has to do.
-        scale = functools.reduce(tf.minimum, [tf.cast(scale_of(e), tf.float32) for e in owners])
+        # Of weights of several optimizers there is one loss, so the smallest scale has to do. One
+        # without a scale could not skip an overflow, so its loss is not scaled.
+        scale = functools.reduce(tf.minimum, [tf.cast(each, tf.float32) for each in scales])
         targets, given = tf.nest.flatten(target), tf.nest.flatten(output_gradients)
         given = given if output_gradients is not None else [None] * len(targets)
         seeds = [_seed(*each, scale) for each in zip(targets, given, strict=True)]
@@ -113,11 +116,12 @@ def _gradient(
 
 
 def _owners(optimizers: Sequence, sources) -> list:
-    """Returns the optimizers that train the sources: all of them, if that is not known yet."""
+    """Returns the optimizers that train the sources: all that may, if that is not known yet."""
     asked = {id(each) for each in tf.nest.flatten(sources) if isinstance(each, keras.Variable)}
     owned = {id(each): {id(own) for own in weights_of(each)} for each in optimizers}
     owners = [each for each in optimizers if asked & owned[id(each)]]
-    return owners or (list(optimizers) if asked else [])
+    unknown = [each for each in optimizers if not owned[id(each)]]
+    return owners or ((unknown or list(optimizers)) if asked else [])
 
 
 def _seed(target, given, scale: tf.Tensor):

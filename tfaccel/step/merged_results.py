@@ -1,4 +1,4 @@
-"""The result of a metric at its place in a step, as one device has it there.
+"""Results of metrics that a step computes with, as one device has them at that place in the step.
 
 Each replica holds a part of a metric's state. A log that is the result is computed again after the
 step, from the state of all replicas. But a step may also compute with a result: a root of it, a

@@ -97,6 +97,12 @@ def _is_own(metric) -> bool:
     return isinstance(metric, keras.metrics.Metric) and has_own_update(metric)
 
 
+def is_listed(model, metric: keras.metrics.Metric) -> bool:
+    """Returns whether a metric is one of the model's, which the model resets."""
+    listed = {id(each) for each in model.metrics_variables}
+    return all(id(each) in listed for each in metric.variables)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Call:
     """One call of `update_state`; `run` takes the arguments."""
@@ -140,19 +146,21 @@ class Updates:
         self._in_parts = in_parts
         self._graph = self._part_graph = tf.compat.v1.get_default_graph()
         self._calls = []
-        # (metric, name within its result, value), no metric for others of the model's results; and
-        # the same without the value, by log.
+        # Results so far, as (metric, name within its result, value). The metric is None for what
+        # the model's `get_metrics_result` computes. `_logs` has (metric, name) for each log.
         self._results, self._logs = [], {}
-        # The means of single numbers, with their values before; and the ids of those of rows too.
+        # The means that got single numbers, with their values before the step; and the ids of those
+        # that got values of rows, too.
         self._tracked, self._mixed = {}, set()
         self._is_inside, self.merging, self.before = False, None, {}
-        self._num_kept = 0  # by this part of the batch
-        self._added, self._excused = {}, {}  # by this part to `_tracked`; uses of results by Keras
+        self._num_kept = 0  # calls that this part of the batch has kept
+        self._added = {}  # (sum, count) of what this part has added to each mean in `_tracked`
+        self._excused = {}  # how often Keras itself uses a result, by the result's id
         self._of_function = None  # the call of `update_state` of a metric made of a function
         self._merged = []
         if replica.num_replicas > 1:
             own = [each for each in own_metrics_of(model) if rule_of(each) not in (GATHER, SUM)]
-            self._merged = [each for each in own if self._is_listed(each)]
+            self._merged = [each for each in own if is_listed(self._model, each)]
 
     def starts(self) -> dict[int, tf.Tensor]:
         """Lets the states that are merged start anew; returns the variables' values by id.
@@ -188,11 +196,19 @@ class Updates:
             if self._in_parts:  # inside the others, which keep the updates of a part without rows
                 skipping = metric_methods_by("update_state", self._unless_without_rows, but=CALLERS)
                 contexts.enter_context(skipping)
-            contexts.enter_context(own_metrics_updated_by(_unnoticed(self._update)))
+            contexts.enter_context(own_metrics_updated_by(row_operations.unnoticed(self._update)))
             contexts.enter_context(means_updated_by(self._tracking))
-            contexts.enter_context(results_noted_by(self._result))
-            own = self._excusing(self._model.get_metrics_result)
-            contexts.enter_context(with_entry(vars(self._model), "get_metrics_result", own))
+            contexts.enter_context(self.noting_results())
+            yield
+
+    @contextlib.contextmanager
+    def noting_results(self) -> Iterator[None]:
+        """Within the context, results are noted that the step asks for."""
+        own = self._excusing(self._model.get_metrics_result)
+        with (
+            results_noted_by(self._result),
+            with_entry(vars(self._model), "get_metrics_result", own),
+        ):
             yield
 
     def finish(self) -> None:
@@ -240,7 +256,7 @@ class Updates:
         elif (
             self._replica.num_replicas == 1
             or rule_of(metric) != GATHER
-            or not self._is_listed(metric)
+            or not is_listed(self._model, metric)
         ):
             self._run(own, args, kwargs)
         else:
@@ -273,11 +289,6 @@ class Updates:
         finally:
             self._is_inside = False
 
-    def _is_listed(self, metric) -> bool:
-        """Returns whether the metric is one of the model's, which the model resets."""
-        listed = {id(each) for each in self._model.metrics_variables}
-        return all(id(each) in listed for each in metric.variables)
-
     def _check_place(self, metric) -> None:
         if tf.compat.v1.get_default_graph() is self._graph:
             return
@@ -302,7 +313,7 @@ class Updates:
                 if self._needs_all_rows(metric, values):
                     self._keep(*self._of_function)
                     return None
-                if not self._is_inside and self._is_listed(metric):
+                if not self._is_inside and is_listed(self._model, metric):
                     self._note_number(metric, tf.convert_to_tensor(values), sample_weight)
             # The step may ask for the result, so it is counted here, too.
             return update_state(metric, values, sample_weight)
@@ -318,7 +329,7 @@ class Updates:
             return False
         _, _, args, kwargs = self._of_function
         arguments = dict(zip(("y_true", "y_pred", "sample_weight"), args, strict=False)) | kwargs
-        if arguments.pop("sample_weight", None) is not None or not self._is_listed(metric):
+        if arguments.pop("sample_weight", None) is not None or not is_listed(self._model, metric):
             return False
         # It must not depend on the number of rows: all replicas have to decide alike.
         if values.shape.rank != 0 and not mixes_rows(metric, self._function, **arguments):
@@ -341,7 +352,7 @@ class Updates:
         self._append(_Call(metric, functools.partial(_count, metric), ((number,), {})))
 
     def _result(self, metric, compute: Callable):
-        if self._is_inside or not self._is_listed(metric):
+        if self._is_inside or not is_listed(self._model, metric):
             return compute()
         if self.merging is not None:
             return self.merging.result(self, metric, compute)
@@ -475,18 +486,27 @@ class Updates:
         return results
 
 
+def checking_uses(model, replica: Replica, step: Callable) -> Callable:
+    """Returns a step whose trace, which never runs, shows what it computes from results.
+
+    A step that runs as Python has values, of which that is not known.
+
+    Raises (when it is traced):
+      UsesResultsError: the step computes with the result of a metric.
+    """
+
+    @functools.wraps(step)
+    def checked(batch):
+        settings = {"has_rows": True, "in_parts": False, "xla": False}
+        updates = Updates(model, replica, weigh=lambda _: None, **settings)
+        with updates.noting_results():
+            return updates.watching(step)(batch)
+
+    return checked
+
+
 def _is_symbolic(result: tuple) -> bool:
     return tf.is_symbolic_tensor(result[-1])
-
-
-def _unnoticed(update: Callable) -> Callable:
-    """Returns the function, whose own operations are not those of the user's step."""
-
-    def unnoticed(*args):
-        with row_operations.noticing(on=False):
-            return update(*args)
-
-    return unnoticed
 
 
 def _count(metric, number: tf.Tensor) -> None:

@@ -1,13 +1,13 @@
-"""The parts of a replica's batch, of which a step with `accumulation_steps` is the sum.
+"""The parts that `accumulation_steps` cuts a replica's batch into, and the sum of their results.
 
-    gradients, logs = traced(run_part, batch, 4)          # one after the other, in a graph
-    gradients, logs = compiled(run_part, batch, 4)        # the same, for XLA
-    gradients, logs = side_by_side(run_part, batch, 4)    # joined where the step computes values
+    sums = traced(run_part, batch, 4)          # one after the other, in a graph
+    sums = compiled(run_part, batch, 4)        # the same, for XLA
+    sums = side_by_side(run_part, batch, 4)    # joined where the step computes values
 
-One after the other, only one part is in memory. Side by side, a part waits wherever the step needs
-a value of all rows, such as the mean loss, until every part is there. So the step computes what it
-would compute of the whole batch. It needs more memory: what each part still needs behind a value
-waits with it.
+`run_part` returns a nest of tensors, and `sums` is the same nest. One after the other, only one
+part is in memory. Side by side, a part waits wherever the step needs a value of all rows, such as
+the mean loss, until every part is there. So the step computes what it would compute of the whole
+batch. That takes more memory, because what a part needs behind such a place is kept meanwhile.
 """
 
 import itertools
@@ -99,11 +99,16 @@ def sizes_before(rows: int, parts: int) -> list[int]:
 
 
 class Part:
-    """One of the parts that are traced side by side."""
+    """One of the parts that are traced side by side.
 
-    def __init__(self, lane: lockstep.Lane, num_parts: int):
+    Attributes:
+      num_rows_of_batch: of the whole batch of the replica; 1 if a row stands in for it.
+    """
+
+    def __init__(self, lane: lockstep.Lane, num_parts: int, num_rows_of_batch: int):
         """Takes the lane (tfaccel/step/lockstep.py) that traces the part."""
         self._lane, self._num_parts = lane, num_parts
+        self.num_rows_of_batch = num_rows_of_batch
 
     def of(self, replica: Replica) -> Replica:
         """Returns the part as if it were a replica: one of all parts of all replicas."""
@@ -128,8 +133,25 @@ class Part:
         self._lane.meet(None)
         return self._lane.index == 0
 
+    def is_own(self, value) -> bool:
+        """Returns False if a value that a step in Python assigns is the same in every part.
+
+        In a graph, what the value is computed from tells that it is of the part's own rows.
+
+        Raises:
+          UserError: the parts have different values.
+        """
+        values = [each.numpy().tobytes() for each in self._lane.meet(tf.convert_to_tensor(value))]
+        if any(each != values[0] for each in values):
+            raise UserError(
+                "with run_eagerly and accumulation_steps, the step assigns a variable a value that "
+                "differs between the parts of the batch; set accumulation_steps=1 while the step "
+                "runs eagerly, or assign a value of all rows, such as a mean over them"
+            )
+        return False
+
     def once(self, function: Callable | None) -> Callable | None:
-        """Returns a function of all parts, which one of them calls."""
+        """Returns a function that every part calls, and that runs in one of them."""
         if function is None:
             return None
         return lambda *arguments: function(*arguments) if self.is_first_to_go_on() else None
@@ -144,7 +166,7 @@ def side_by_side(run_part: Callable, batch, parts: int):
     def lane_of(start: int, stop: int) -> Callable:
         def run(lane: lockstep.Lane):
             part = rows_from(batch, start if stop > start else 0, max(stop - start, 1))
-            return run_part(part, stop - start, Part(lane, parts))
+            return run_part(part, stop - start, Part(lane, parts, num_rows(batch)))
 
         return run
 

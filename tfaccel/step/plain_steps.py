@@ -34,6 +34,7 @@ from tfaccel.keras_internals.model_view import (
 from tfaccel.keras_internals.reductions import has_own_update, losses_reduced_by
 from tfaccel.keras_internals.replica import Replica
 from tfaccel.keras_internals.row_operations import is_noticing
+from tfaccel.keras_internals.traced import handles_of
 from tfaccel.step import metrics as metrics_lib
 from tfaccel.step.row_plan import MORE_ROWS, Plan, planned
 
@@ -74,7 +75,6 @@ _REDUCING = {"Sum", "Mean"}
 _CALLING = {"PartitionedCall", "StatefulPartitionedCall"}
 _READING = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
 _ASSIGNING = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
-
 
 # What a size or a number is, from its values in both traces.
 _FIXED, _ROWS, _PER_ROW, _OTHER, _UNKNOWN = "fixed", "rows", "per row", "other", "unknown"
@@ -169,8 +169,8 @@ class _Apply:
     is_in_step: bool
 
 
-class Watch:
-    """A handler that passes all to another one, and notes what the step does."""
+class Notes:
+    """A handler that passes every call to another one, and notes what the step does."""
 
     def __init__(self, handler):
         """Takes the handler that records the sizes of a trace."""
@@ -218,6 +218,10 @@ class Watch:
         output = compute()
         self.calls.append(_Call(kind, start, len(self.sizes), output, **settings))
         return output
+
+    def made(self, op: tf.Operation) -> None:
+        """Passes on an operation of the user's code."""
+        self._handler.made(op)
 
     def reduced(self, kind: str, *args):
         """Notes a reduction."""
@@ -276,6 +280,7 @@ class Watch:
         """Notes an assignment of a Keras variable."""
         if isinstance(value, keras.Variable | tf.Variable):
             value = tf.convert_to_tensor(value)  # reads it here, as the assignment does
+        self._handler.assigned(variable, value)
         self.assignments.append(
             _Assignment(variable, value, is_noticing(), self._here(), self._depth > 0)
         )
@@ -321,7 +326,7 @@ class Watch:
         self._faulty("it uses tf.autodiff.ForwardAccumulator")
 
     def _noting_losses(self, reduce_weighted_values: Callable) -> Callable:
-        """Returns Keras's reduction of a loss, with a second form for masks of padding alone."""
+        """Returns Keras's reduction of a loss, and as its attribute one for masks of padding."""
 
         def reduce(*args, **kwargs):
             return reduce_weighted_values(*args, **kwargs)
@@ -356,24 +361,24 @@ def analyzed(
       in_parts: whether the batch is taken in parts.
       has_padding: whether rows of the batch may be padding, which Keras's losses leave out.
     """
-    watches = []
+    traces = []
 
-    def watch(recorder) -> Watch:
-        watches.append(Watch(recorder))
-        return watches[-1]
+    def noting(recorder) -> Notes:
+        traces.append(Notes(recorder))
+        return traces[-1]
 
-    plan = planned(model, step, replica, batch, within=True, watch=watch)
+    plan = planned(model, step, replica, batch, within=True, watch=noting)
     settings = {"in_parts": in_parts, "has_padding": has_padding}
     if plan.calls is None:
         return plan, "two traces of it do not tell which axes are rows"
-    return plan, _why_not_plain(model, *watches, **settings)
+    return plan, _why_not_plain(model, *traces, **settings)
 
 
 def _why_not_plain(
-    model, first: Watch, second: Watch, *, in_parts: bool, has_padding: bool
+    model, first: Notes, second: Notes, *, in_parts: bool, has_padding: bool
 ) -> str | None:
     """Returns why a step is not plain, from what its two traces did."""
-    weights = [[each.weight for each in watch.updates] for watch in (first, second)]
+    weights = [[each.weight for each in notes.updates] for notes in (first, second)]
     constants = _own_constants(first, second)
     if constants is None or len(weights[0]) != len(weights[1]):
         return "its operations depend on the number of rows"
@@ -397,7 +402,7 @@ def _tag(size, more) -> str:
     return _FIXED if size == more else _RATIOS.get(more / size if size else None, _OTHER)
 
 
-def _own_constants(first: Watch, second: Watch) -> set[int] | None:
+def _own_constants(first: Notes, second: Notes) -> set[int] | None:
     """Returns the ids of the first trace's constants that differ in the second.
 
     Such a constant depends on the number of rows: a shape, for example. Returns None if the traces
@@ -417,11 +422,11 @@ def _own_constants(first: Watch, second: Watch) -> set[int] | None:
     return found
 
 
-def _between(watch: Watch) -> list[tuple[list, str]]:
+def _between(notes: Notes) -> list[tuple[list, str]]:
     """Returns the constants before each other operation of a trace, and its type."""
-    ranges = [(each.first, each.last) for each in watch.gradients]
+    ranges = [(each.first, each.last) for each in notes.gradients]
     found, constants = [], []
-    for index, op in enumerate(watch.graph.get_operations()):
+    for index, op in enumerate(notes.graph.get_operations()):
         if _is_in(index, ranges):
             continue
         if op.type in ("Const", "Fill"):
@@ -447,7 +452,7 @@ class _Check:
     def __init__(
         self,
         model,
-        watch: Watch,
+        notes: Notes,
         tags: list[tuple[str, tuple[str, ...]]],
         counts: list[bool],
         constants: set[int],
@@ -459,56 +464,56 @@ class _Check:
 
         Args:
           model: the model, within `as_replica`.
-          watch: the first trace.
+          notes: the first trace.
           tags: what the sizes are that the handler has recorded.
           counts: for each update of a metric, whether its weight is the number of rows.
           constants: the ids of operations whose constants depend on the number of rows.
           in_parts: whether the batch is taken in parts.
           has_padding: whether rows may be padding.
         """
-        self._model, self._watch, self._tags = model, watch, tags
+        self._model, self._notes, self._tags = model, notes, tags
         self._counts, self._in_parts, self._has_padding = counts, in_parts, has_padding
         self._constants = constants
         self._kinds = {}  # by the id of a tensor
-        self._calls = {id(each.output): each for each in watch.calls}
-        self._graph = watch.graph
-        metrics = [each.metric for each in watch.updates]
+        self._calls = {id(each.output): each for each in notes.calls}
+        self._graph = notes.graph
+        metrics = [each.metric for each in notes.updates]
         listed = [*model.metrics_variables, *(one for each in metrics for one in each.variables)]
         self._of_metrics = {id(each) for each in listed}
-        self._metric_handles = step_notes.handles_of(self._graph, listed)
-        by_layers = [each.variable for each in watch.assignments if not each.is_users]
-        self._layer_handles = step_notes.handles_of(self._graph, by_layers)
+        self._metric_handles = handles_of(self._graph, listed)
+        by_layers = [each.variable for each in notes.assignments if not each.is_users]
+        self._layer_handles = handles_of(self._graph, by_layers)
         # The update changes these, and reads them.
         self._updated = list(model.trainable_variables)
         for each in every_optimizer(model):
             self._updated += [one for inner in optimizers_of(each) for one in inner.variables]
         own = {id(each) for each in self._updated}
         others = [each for each in variables_of(model) if id(each) not in own]
-        self._other_handles = step_notes.handles_of(self._graph, others)
-        self._ranges = [(each.first, each.last) for each in watch.updates] + watch.results
-        self._losses = {id(loss): (first, last) for first, last, *_, loss in watch.reduced_losses}
+        self._other_handles = handles_of(self._graph, others)
+        self._ranges = [(each.first, each.last) for each in notes.updates] + notes.results
+        self._losses = {id(loss): (first, last) for first, last, *_, loss in notes.reduced_losses}
         self._loss_ranges = list(self._losses.values())
-        self._gradient_ranges = [(each.first, each.last) for each in watch.gradients]
+        self._gradient_ranges = [(each.first, each.last) for each in notes.gradients]
 
     def check(self) -> None:
         """Checks the whole step."""
-        watch = self._watch
-        if watch.fault:
-            raise _NotPlainError(watch.fault)
-        if len(watch.applied) > 1:
-            raise _NotPlainError(f"it applies gradients {len(watch.applied)} times")
-        self._end = watch.applied[0].index if watch.applied else None
+        notes = self._notes
+        if notes.fault:
+            raise _NotPlainError(notes.fault)
+        if len(notes.applied) > 1:
+            raise _NotPlainError(f"it applies gradients {len(notes.applied)} times")
+        self._end = notes.applied[0].index if notes.applied else None
         self._check_calls()
-        self._gradients = {id(one): each for each in watch.gradients for one in each.outputs}
+        self._gradients = {id(one): each for each in notes.gradients for one in each.outputs}
         for index, operation in enumerate(step_notes.operations(self._graph)):
             self._check_operation(index, operation)
-        for apply in watch.applied:
+        for apply in notes.applied:
             self._check_apply(apply)
-        for each in watch.assignments:
+        for each in notes.assignments:
             self._check_assignment(each)
-        for update, counts in zip(watch.updates, self._counts, strict=True):
+        for update, counts in zip(notes.updates, self._counts, strict=True):
             self._check_update(update, counts)
-        for name, value in watch.logs.items():
+        for name, value in notes.logs.items():
             if self._kind(value) in (Kind.SUM, Kind.COUNT, Kind.DERIVED):
                 raise _NotPlainError(f"the log {name} is {self._kind(value).value}")
 
@@ -523,15 +528,15 @@ class _Check:
         """Checks the calls whose tags alone tell that the step is not plain."""
         of_losses = {
             index
-            for *_, start, stop, _ in self._watch.reduced_losses
+            for *_, start, stop, _ in self._notes.reduced_losses
             for index in range(start, stop)
         }
         noted = set(of_losses)
-        for call in self._watch.calls:
+        for call in self._notes.calls:
             noted |= set(range(call.start, call.stop))
             if call.start not in of_losses and self._joins(call):
                 self._check_join(call)
-        for each in self._watch.gradients:
+        for each in self._notes.gradients:
             noted |= set(range(each.start, each.stop))
             if any(getattr(one, "graph", None) is not self._graph for one in each.targets):
                 raise _NotPlainError("it computes gradients in a branch, a loop or a function")
@@ -741,7 +746,7 @@ class _Check:
         if any(variable is one for one in self._updated):
             raise _NotPlainError(f"it assigns {variable.path}, which the update changes or reads")
         if id(variable) in self._of_metrics and not each.is_users:
-            return  # what padding leaves of it
+            return  # tfaccel/step/padding.py, which takes back what padding has counted
         if kind in (*_JOINED, *_OF_METRICS) or (each.is_users and kind != Kind.COMMON):
             raise _NotPlainError(f"it assigns {variable.path} what depends on rows")
         is_seed = variable.dtype == "uint32"
@@ -757,8 +762,7 @@ class _Check:
             return
         are_means = all(self._kind(each) == Kind.MEAN for each in tensors)
         are_means = are_means and all(each.shape.rank == 0 for each in tensors)
-        listed = {id(each) for each in self._model.metrics_variables}
-        is_listed = all(id(each) in listed for each in metric.variables)
+        is_listed = metrics_lib.is_listed(self._model, metric)
         if has_own_update(metric):
             is_fine = metrics_lib.rule_of(metric) == metrics_lib.GATHER and not self._in_parts
         else:

@@ -1,9 +1,10 @@
 """What a plan says about each operation of a step, read in the order in which the step calls them.
 
 calls = PlannedCalls(plan.calls)
-calls.take("reduced", 1)       # what the sizes of the next call are; None if it is another call
-with calls.section("loop"):    # the calls in a loop, which may run many times, or never
-    ...
+calls.take("mean", 1)       # what the size of the next call is; None if it is no mean
+with calls.section("loop", is_part=False):      # the calls in a loop
+    with calls.section("body", is_part=True):   # traced any number of times, or never
+        ...
 """
 
 import contextlib

@@ -23,7 +23,7 @@ def as_tensors(step: Callable, constants: dict, *, summed: bool) -> Callable:
     Args:
       step: a function of a batch.
       constants: gets each log that is None or text when the step is traced. A function cannot
-        return text from XLA, and nothing can be summed of either.
+        return text from XLA, and neither can be summed.
       summed: whether logs are summed over replicas or over the parts of a batch.
 
     Raises (when it is traced):

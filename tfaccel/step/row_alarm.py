@@ -7,7 +7,10 @@ import tensorflow as tf
 
 from tfaccel.keras_internals import own_gradients
 from tfaccel.keras_internals.recording import JoinsRowsError
+from tfaccel.step import compared_rows
 from tfaccel.step.row_handler import unnoticed
+
+_BY_ITSELF = "it joins values of the replicas by itself"
 
 
 class MayJoinError(Exception):
@@ -21,7 +24,8 @@ class AsksRowsError(Exception):
 class Alarm:
     """A handler that raises an error where a step may need the rows of all replicas.
 
-    It lets a step of Keras's own, which seldom does, be traced as if no step did.
+    Steps of Keras's own seldom do. So they are traced with an alarm first, which costs no plan, and
+    again in another way only if it has raised.
     """
 
     unnoticed = staticmethod(unnoticed)
@@ -34,6 +38,11 @@ class Alarm:
         if self._num_rows is None:
             return
         if any(size is None or (size > 0 and size % self._num_rows == 0) for size in sizes):
+            raise MayJoinError
+
+    def made(self, op: tf.Operation) -> None:
+        """Raises if an operation of the user's code may compare or reorder rows."""
+        if self._num_rows is not None and compared_rows.may_compare(op, self._num_rows):
             raise MayJoinError
 
     def reduced(self, kind: str, direct: Callable, x, axes: list[int], keep_dims: bool):
@@ -83,18 +92,18 @@ class Alarm:
     @property
     def num_replicas(self):
         """Raises, because the step joins the replicas by itself."""
-        raise JoinsRowsError
+        raise JoinsRowsError(_BY_ITSELF)
 
     rank = local_rank = num_replicas
 
     def all_reduce(self, value, op: str):
         """Raises, because the step joins the replicas by itself."""
-        raise JoinsRowsError
+        raise JoinsRowsError(_BY_ITSELF)
 
     def all_gather(self, value, axis: int = 0):
         """Raises, because the step joins the replicas by itself."""
-        raise JoinsRowsError
+        raise JoinsRowsError(_BY_ITSELF)
 
     def broadcast(self, value, root_rank: int):
         """Raises, because the step joins the replicas by itself."""
-        raise JoinsRowsError
+        raise JoinsRowsError(_BY_ITSELF)

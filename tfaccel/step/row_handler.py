@@ -9,17 +9,15 @@ subclasses have: a sum and a gathering over the replicas.
 """
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
 from tfaccel.keras_internals import row_operations
+from tfaccel.keras_internals.made_operations import told_of_operations
 from tfaccel.keras_internals.model_view import metrics_that_update
 from tfaccel.keras_internals.replica import Replica
 from tfaccel.runtime import collectives
-
-log = logging.getLogger("tfaccel")
 
 # What an axis or a number is.
 SAME, OWN, ALL = "same", "own rows", "all rows"
@@ -75,6 +73,13 @@ class Handler:
         known = [index for index, each in enumerate(numbers) if each is not None]
         return known[0] if len(known) == 1 else None
 
+    # What a handler is told of besides.
+
+    made: Callable[[tf.Operation], None] | None = None  # takes each operation of the user's code
+
+    def compares(self) -> None:
+        """Is told that the step compares all rows of the replica with each other."""
+
     # Reductions.
 
     def reduced(self, kind: str, direct: Callable, x, axes: list[int], keep_dims: bool):
@@ -85,7 +90,7 @@ class Handler:
         if OWN not in over or not self.reduces_rows:
             return direct(x)
         if OWN in beside:
-            say_pairs()
+            self.compares()
             return direct(x)
         if kind == "sum":
             return self.sum(direct(x))
@@ -115,7 +120,7 @@ class Handler:
         if before != OWN or not self.reduces_rows:
             return groups
         if after == OWN:  # with one group a row, or with a number that depends on the rows
-            say_pairs()
+            self.compares()
             return groups
         if kind == "sum":
             return self.sum(groups)
@@ -201,23 +206,12 @@ def _number(value) -> float | None:
     return float(tf.get_static_value(value)) if is_known else None
 
 
-def say_pairs() -> None:
-    """Warns that a step compares rows with each other, which each replica does with its own."""
-    if not _said_pairs:
-        _said_pairs.append(True)
-        log.warning(
-            "step: the step compares all rows of a batch with each other, so each replica compares "
-            "only its own rows; gather the rows first, with tfaccel.collectives.all_gather"
-        )
-
-
-_said_pairs = []
-
-
 @contextlib.contextmanager
 def handled_by(handler, model) -> Iterator[None]:
     """Within the context, the operations of the model's step go through the handler."""
+    made = handler.made
     with (
+        contextlib.nullcontext() if made is None else told_of_operations(made),
         handler.own_gradients(),
         row_operations.traced_anew(),  # not as another replica's, or as in a plan
         row_operations.operations_by(handler, metrics=metrics_that_update(model)),

@@ -25,8 +25,9 @@ from tfaccel.keras_internals.recording import JoinsRowsError, recorded
 from tfaccel.keras_internals.replica import Replica
 from tfaccel.keras_internals.stateful import any_rows
 from tfaccel.keras_internals.unwound import unwound
+from tfaccel.step import compared_rows
 from tfaccel.step.planned_calls import END, Call, begin, end_of
-from tfaccel.step.row_handler import ALL, OWN, SAME, Handler, handled_by, say_pairs
+from tfaccel.step.row_handler import ALL, OWN, SAME, Handler, handled_by
 
 # The second trace of a plan, as multiples of the first. With 7 times the replicas, a number such as
 # rows - 1 is not taken for one of replicas.
@@ -38,7 +39,7 @@ NUMBERS = ("count", "scale")
 _NOT_JOINED = ("count", "scale", "beside", "target", "source", "gather")  # kinds of calls
 
 
-class Part(NamedTuple):
+class OfRows(NamedTuple):
     """The part of a number that is proportional to the replica's own rows.
 
     Attributes:
@@ -60,12 +61,14 @@ class Plan:
       reduces_itself: whether the step calls all_reduce: it then completes its sums by itself.
       joins: whether a value, other than a gradient, must be joined over the replicas.
       gathers: whether the step gathers values of all replicas.
+      compared: where the step compares or reorders the replica's own rows.
     """
 
     calls: list[Call] | None
     reduces_itself: bool
     joins: bool
     gathers: bool
+    compared: list[compared_rows.Compared]
 
 
 class _Recorder(Handler):
@@ -75,6 +78,7 @@ class _Recorder(Handler):
         """Takes which gradients exist, in order of the calls, as an earlier trace found it."""
         super().__init__(replica, num_replicas, reduces_rows=True)
         self.calls, self.reduces_itself = [], False
+        self.seen = compared_rows.Seen()
         self.connected, self._known = [], None if connected is None else iter(connected)
 
     def watching(self) -> contextlib.AbstractContextManager:
@@ -87,6 +91,15 @@ class _Recorder(Handler):
     def ends(self, logs: dict) -> None:
         """Takes the logs of the step, and needs none."""
 
+    def made(self, op: tf.Operation) -> None:
+        """Notes an operation of the user's code."""
+        self.seen.made(op)
+
+    def assigned(self, variable, value) -> None:
+        """Notes an assignment of a Keras variable."""
+        if row_operations.is_noticing():
+            self.seen.assign(variable.path, value)
+
     def tags(self, kind: str, sizes: Sequence) -> tuple[str, ...]:
         self.calls.append((kind, tuple(sizes)))
         return (SAME,) * len(sizes)
@@ -97,7 +110,9 @@ class _Recorder(Handler):
     def all_gather(self, value, axis: int = 0) -> tf.Tensor:
         value = tf.convert_to_tensor(value)
         self.tags("gather", [value.shape[axis]])
-        return tf.concat([value] * self.num_replicas, axis)
+        whole = tf.concat([value] * self.num_replicas, axis)
+        self.seen.gathered(whole)
+        return whole
 
     def rows(self) -> tf.Tensor:
         return tf.constant(1.0)
@@ -178,7 +193,8 @@ def planned(
                     any_rows(model, inputs),
                     unwound(),
                     recorded(model, replica, apply=handler.apply, joins=within),
-                    row_operations.unassigned(),  # a queue need not hold so many rows
+                    # A queue need not hold so many rows.
+                    row_operations.unassigned(tell=recorder.assigned),
                     handled_by(handler, model),
                     handler.watching(),
                 ):
@@ -190,28 +206,33 @@ def planned(
             break
         recorders.append(recorder)
     first = recorders[0] if recorders else _Recorder(replica, replica.num_replicas)
-    calls = None
+    calls, found = None, []
     kinds = [[kind for kind, _ in each.calls] for each in recorders]
     if len(recorders) == 2 and kinds[0] == kinds[1]:
         pairs = zip(recorders[0].calls, recorders[1].calls, strict=True)
-        part = functools.partial(_part, rows=_rows_of(specs), num_replicas=replica.num_replicas)
+        part = functools.partial(_of_rows, rows=_rows_of(specs), num_replicas=replica.num_replicas)
         calls = [
             Call(kind, (part(*sizes, *more),) if kind in NUMBERS else _tags(sizes, more), sizes)
             for (kind, sizes), (_, more) in pairs
         ]
-        calls = _without_loops_over_rows(calls)
+        calls = _without_loops_over_rows(calls, found)
+        of_axis = functools.partial(
+            _own_rows, rows=_rows_of(specs), num_replicas=replica.num_replicas
+        )
+        found += compared_rows.compared(*[each.seen for each in recorders], own=of_axis)
     elif within and (recorders or tf.executing_eagerly()):  # else the step itself cannot be traced
         by_size(fault)
     joins = calls is None or any(OWN in tags for kind, tags in calls if _joins(kind))
     gathers = any(kind == "gather" for kind, _ in first.calls)
     joins |= first.reduces_itself or gathers or any(kind == "broadcast" for kind, _ in first.calls)
-    return Plan(calls, first.reduces_itself, joins, gathers)
+    return Plan(calls, first.reduces_itself, joins, gathers, found)
 
 
-def _without_loops_over_rows(calls: list) -> list:
+def _without_loops_over_rows(calls: list, found: list) -> list:
     """Returns the calls but those in a loop with a round for each row, such as `tf.map_fn`.
 
-    What such a round computes belongs to one row, so nothing of it is joined.
+    What such a round computes belongs to one row, so nothing of it is joined. If it compares the
+    row with all rows, `found` gets that.
     """
     kept, index = [], 0
     while index < len(calls):
@@ -219,7 +240,7 @@ def _without_loops_over_rows(calls: list) -> list:
         if calls[index] == (begin("loop"), (OWN,)):
             end = end_of(calls, index)
             if any(OWN in tags for kind, tags in calls[index + 1 : end] if _joins(kind)):
-                say_pairs()
+                found.append(compared_rows.UNKNOWN)
             index = end - 1
         index += 1
     return kept
@@ -249,7 +270,16 @@ def _tag(size, more, index: int) -> str:
     return SAME if not size else _BY_RATIO.get(more / size, SAME)
 
 
-def _part(number: float, more: float, *, rows: int, num_replicas: int) -> str | Part:
+def _own_rows(size: int, more: int, *, rows: int, num_replicas: int) -> int:
+    """Returns what an axis is that has these sizes in the traces, for `compared_rows`."""
+    if more == MORE_ROWS * size > 0:
+        return compared_rows.ROWS
+    of_all = rows * num_replicas * (MORE_ROWS * MORE_REPLICAS - 1)
+    is_own = more is not None and more > size and more != MORE_ROWS * MORE_REPLICAS * size
+    return compared_rows.SOME if is_own and (more - size) % of_all else compared_rows.NONE
+
+
+def _of_rows(number: float, more: float, *, rows: int, num_replicas: int) -> str | OfRows:
     """Returns which part of a number is proportional to the rows of its trace; or SAME.
 
     The number is multiple * what + constant, where `what` is the own rows, the replicas, or the
@@ -262,7 +292,7 @@ def _part(number: float, more: float, *, rows: int, num_replicas: int) -> str | 
         number, more = 1 / number, 1 / more
     part = (more - number) / (MORE_ROWS - 1)
     if part == number:
-        return Part(part, is_inverse)
+        return OfRows(part, is_inverse)
     growth = {  # of each, from the first trace to the second
         OWN: rows * (MORE_ROWS - 1),
         SAME: num_replicas * (MORE_REPLICAS - 1),
@@ -271,7 +301,7 @@ def _part(number: float, more: float, *, rows: int, num_replicas: int) -> str | 
     multiples = {what: (more - number) / size for what, size in growth.items()}
     whole = {what: size for what, size in multiples.items() if abs(size - round(size)) < 1e-6}
     is_own = not whole or min(whole, key=lambda what: abs(whole[what])) == OWN
-    return Part(part, is_inverse) if is_own else SAME
+    return OfRows(part, is_inverse) if is_own else SAME
 
 
 def shape_of(value) -> tuple:

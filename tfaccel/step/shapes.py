@@ -5,12 +5,13 @@
         step(batches)
 
 TensorFlow builds a step for each shape of a batch once, and XLA compiles each. A few shapes that
-return in every epoch are right: buckets of texts, or a last batch with fewer rows. Shapes without
-end are a fault: a training of texts that are not padded would spend its time on building.
+return in every epoch are right: buckets of texts, or a last batch with fewer rows. But if nearly
+every batch has a new shape, as texts without padding do, the training spends its time on building.
 """
 
 import contextlib
 import logging
+import re
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.common.errors import UserError
 from tfaccel.common.run_log import summary
 from tfaccel.runtime.agreement import of_workers
 from tfaccel.step.parts import num_rows
@@ -40,6 +42,50 @@ def rows_of_all(strategy: tf.distribute.Strategy, batches: list, *, asks: bool) 
     if len(rows) == strategy.num_replicas_in_sync:
         return rows
     return of_workers(np.array(rows), strategy).reshape(-1).tolist() if asks else None
+
+
+# In the words of TensorFlow, Keras and NumPy.
+_OF_SHAPES = re.compile(
+    r"shape|dimension|size|slice|split|divi|elements|indices|index|broadcast|incompatible", re.I
+)
+
+
+@contextlib.contextmanager
+def telling_rows(
+    strategy: tf.distribute.Strategy, batches: list, *, parts: int = 1
+) -> Iterator[None]:
+    """Within the context, an error about shapes gets a note: a step has only a part of the rows.
+
+    Args:
+      strategy: the strategy over all workers.
+      batches: the batch of each replica of this process; [] if they are not made yet.
+      parts: the number of parts in which each replica computes its rows.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (ValueError, TypeError, IndexError, tf.errors.InvalidArgumentError) as error:
+        num_replicas = strategy.num_replicas_in_sync
+        if num_replicas * parts > 1 and _OF_SHAPES.search(str(error)):
+            error.add_note(_about_rows(list(map(num_rows, batches)), num_replicas, parts))
+        raise
+
+
+def _about_rows(rows: list[int], num_replicas: int, parts: int) -> str:
+    """Returns which rows of a batch a step has, and how it gets all of them."""
+    own = f"{rows[0]} " if rows else "only its own "
+    own += f"of the {sum(rows)} " if len(rows) == num_replicas > 1 else ""
+    divided, cure = [], "use x.shape[0] or tf.shape(x)[0] in place of a fixed number of rows"
+    if num_replicas > 1:
+        divided.append(f"over {num_replicas} replicas")
+        cure += ", or gather the rows of all replicas first: tfaccel.collectives.all_gather(x)"
+    if parts > 1:
+        divided.append(f"in {parts} parts (accumulation_steps)")
+    return (
+        f"tfaccel: the batch is divided {' and '.join(divided)}. A replica has {own}rows. "
+        f"If the step expects more (in top_k, reshape, split or a slice), {cure}"
+    )
 
 
 class Shapes:
@@ -87,7 +133,7 @@ class Shapes:
                 number,
                 _advice(seen),
             )
-        elif others & (others - 1) == 0:  # the 9th, 10th, 11th, 13th, 17th, ...: less and less
+        elif others & (others - 1) == 0:  # the 9th, 10th, 11th, 13th, 17th, ...: ever more seldom
             log.warning(
                 "%s: built again in %.1f s for a batch of shapes %s, the %dth new shape; each "
                 "costs this once: pad batches to a few lengths (bucket_by_sequence_length with "

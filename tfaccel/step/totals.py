@@ -133,8 +133,7 @@ def make_totals(
     rows, weight = num_rows(batch), weigh(batch)
     if rows == 0:
         # The last batch was partial and ended before this replica.
-        zeros = stand_in is None
-        batch = tf.nest.map_structure(one_zero_row, batch) if zeros else stand_in
+        batch = _one_row(batch, stand_in)
     metrics_before = {
         id(each): tf.convert_to_tensor(value_of(each)) for each in model.metrics_variables
     }
@@ -163,6 +162,8 @@ def make_totals(
                 all_reduce = getattr(handler, "sum", None)
             joins = isinstance(handler, Rows)
             is_own = updates.inputs.is_own = handler.is_own if joins else None
+            if joins and of_part is not None and tf.executing_eagerly():
+                is_own = of_part.is_own
             if joins and handler.merges_results:
                 updates.merging = MergedResults(handler, replica, turn=turn)
                 updates.before = starts if rows == 0 and of_part is None else {}
@@ -300,7 +301,12 @@ def stand_in_of(batches: Sequence):
     )
 
 
-def one_zero_row(each):
+def _one_row(batch, stand_in):
+    """Returns the row that stands in for a batch without rows; zeros if `stand_in` is None."""
+    return tf.nest.map_structure(_one_zero_row, batch) if stand_in is None else stand_in
+
+
+def _one_zero_row(each):
     """Returns one row of zeros for a tensor, or one empty row; None for None."""
     if isinstance(each, tf.RaggedTensor):
         return tf.RaggedTensor.from_row_splits(each.values[:0], tf.zeros(2, each.row_splits.dtype))
@@ -315,9 +321,7 @@ def outputs_of(function: Callable, batch, stand_in):
     """Returns the function's outputs for a batch that may have no rows."""
     if num_rows(batch) > 0:
         return function(batch)
-    if stand_in is None:
-        stand_in = tf.nest.map_structure(one_zero_row, batch)
-    outputs = function(stand_in)
+    outputs = function(_one_row(batch, stand_in))
     return tf.nest.map_structure(lambda each: each[:0], outputs)
 
 

@@ -1,8 +1,8 @@
 """Makes a step of the model's own compute, on each replica, what one device computes.
 
 Each replica runs the step on its own rows, so a sum over rows is only a part of the sum that the
-step means. While the step is traced, every such value is completed where the
-step computes it. The code behind it continues with the value of one device:
+step means. While the step is traced, the replicas' values are joined where the step computes them.
+The code behind such a place continues with the value of one device:
 
   - A reduction over rows (a sum, a mean, a product that sums over rows, ...) covers the rows of all
     replicas. A number of rows that the step divides by is the number of all rows.
@@ -10,8 +10,8 @@ step computes it. The code behind it continues with the value of one device:
   - `apply_gradients` updates the weights where the step calls it.
   - The collectives of tfaccel and of `tf.distribute` join the replicas.
 
-    plan = planned(model, step, replica, batch)   # traces the step twice, and runs nothing
-    rows = Rows(replica, plan, batch, weight=..., reduce=replica.all_reduce)
+    plan = planned(model, step, replica, batch, within=True)   # traces the step twice
+    rows = Rows(replica, plan, batch, num_rows=6, weight=6.0, reduce=..., rows_of_all=[6, 6])
     with handled_by(rows, model):
         logs = step(batch)
 
@@ -31,10 +31,11 @@ import tensorflow as tf
 from tfaccel.common.errors import UserError
 from tfaccel.keras_internals import own_gradients, row_operations
 from tfaccel.keras_internals.replica import InXla, Replica
+from tfaccel.step import compared_rows
 from tfaccel.step.in_xla import NotInXlaError
 from tfaccel.step.planned_calls import PlannedCalls
 from tfaccel.step.row_handler import NEUTRAL, OWN, SAME, Handler
-from tfaccel.step.row_plan import NUMBERS, Part, Plan, by_size, shape_of
+from tfaccel.step.row_plan import NUMBERS, OfRows, Plan, by_size, shape_of
 
 
 class Rows(Handler):
@@ -55,7 +56,7 @@ class Rows(Handler):
         joins_in_loops: bool = False,
         merges_results: bool = False,
     ):
-        """Joins the replicas' numbers of rows.
+        """Adds up the replicas' numbers of rows, which the step's values are joined by.
 
         Args:
           replica: the replica.
@@ -75,6 +76,7 @@ class Rows(Handler):
         self.merges_results = merges_results
         reduces_rows = reduces_rows and not plan.reduces_itself
         super().__init__(replica, replica.num_replicas, reduces_rows=reduces_rows)
+        self._compared = plan.compared
         self._reduce_outside, self._gradients_as, self._num_rows = reduce, gradients_as, num_rows
         self._calls, self._by_size = PlannedCalls(plan.calls or ()), plan.calls is None
         self._joins_in_loops, self._sections = joins_in_loops, []
@@ -92,10 +94,16 @@ class Rows(Handler):
         """Returns the number of rows of all replicas, as a multiple of this replica's."""
         return self._rows
 
+    def compares(self) -> None:
+        """Says that the step compares own rows, unless its plan has told."""
+        if not any(each.kind == compared_rows.PAIRS for each in self._compared):
+            self._compared.append(compared_rows.UNKNOWN)
+            compared_rows.say([compared_rows.UNKNOWN], set())
+
     def tags(self, kind: str, sizes: Sequence) -> tuple[str, ...]:
         """Returns what each size of this call is: what the plan says, or its size."""
         if not self._by_size:
-            if tf.executing_eagerly():  # numbers of no rows, hidden by another one of this replica
+            if tf.executing_eagerly():  # `number` does not find all planned numbers without rows
                 self._calls.pass_over(kind, lambda own, tags: own in NUMBERS and tags == (SAME,))
             tags = self._calls.take(kind, len(sizes))
             if tags is not None:
@@ -106,7 +114,7 @@ class Rows(Handler):
     def number(self, kind: str, numbers: Sequence[float | None]) -> int | None:
         """Returns the index of the number that was known when the plan was traced; else None.
 
-        In Python every number is known. So it is the planned one, by its kind and its value.
+        In Python every number is known, so the planned one is found by its kind and its value.
         """
         if not tf.executing_eagerly():
             return super().number(kind, numbers)
@@ -155,7 +163,7 @@ class Rows(Handler):
         if kind in NUMBERS:
             rows = self._traced
             is_inverse = size == 1 / rows and rows > 1
-            return Part(rows, is_inverse) if is_inverse or size == rows else SAME
+            return OfRows(rows, is_inverse) if is_inverse or size == rows else SAME
         is_multiple = size is None or (size > 0 and size % self._traced == 0)
         return OWN if index == 0 and is_multiple else SAME
 
@@ -199,8 +207,7 @@ class Rows(Handler):
         if times is not None and self._rows_of_all is not None:
             sizes = [times * each for each in self._rows_of_all]
         else:
-            own = tf.one_hot(self.rank, self.num_replicas, dtype=tf.int64)
-            (sizes,) = self._reduce([own * tf.shape(rows, tf.int64)[0]])
+            sizes = self._sizes_now(rows, 0)
         return self._joined(self._placed(rows, 0, sizes))
 
     def stacked(self, value: tf.Tensor, kind: str) -> tf.Tensor:
@@ -227,6 +234,10 @@ class Rows(Handler):
         is_known = size is not None and not tf.executing_eagerly()  # no mask has chosen rows
         if is_known and self._rows_of_all is not None:
             return [size * rows // self._traced for rows in self._rows_of_all]
+        return self._sizes_now(value, axis)
+
+    def _sizes_now(self, value: tf.Tensor, axis: int) -> tf.Tensor:
+        """Returns the size of each replica's value along an axis, known when the step runs."""
         own = tf.one_hot(self.rank, self.num_replicas, dtype=tf.int64)
         (sizes,) = self._reduce([own * tf.shape(value, tf.int64)[axis]])
         return sizes
@@ -265,8 +276,9 @@ class Rows(Handler):
     def gradient(self, direct: Callable, target, sources, output_gradients):
         """Returns gradients: of weights, those of the loss of all rows."""
         targets, flat = tf.nest.flatten(target), tf.nest.flatten(sources)
-        given = tf.nest.flatten(output_gradients) if output_gradients is not None else [None]
-        given = given if len(given) == len(targets) else [None] * len(targets)
+        given = [None] * len(targets)
+        if output_gradients is not None:
+            given = tf.nest.flatten(output_gradients)
         target_tags = [self.tags("target", shape_of(each)) for each in targets]
         source_tags = [
             self.tags("source", shape_of(each) if isinstance(each, tf.Tensor) else ())

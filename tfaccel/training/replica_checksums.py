@@ -108,7 +108,6 @@ class Audit:
     def _gather(self):
         """A function from the checksums of this process's replicas to those of all replicas."""
 
-        @tf.function(autograph=False)
         def gather(own):
             gathered = []
             for replica, sums in zip(self._replicas, own, strict=True):
@@ -116,7 +115,9 @@ class Audit:
                     gathered.append(replica.all_gather(sums[tf.newaxis]))
             return gathered[0]
 
-        return gather
+        # A `partial`, because TensorFlow counts the traces of all models by the code of a function,
+        # and warns of the fifth.
+        return tf.function(functools.partial(gather), autograph=False)
 
 
 # XLA compiles a program for each size. So each variable is padded with zeros to one of these sizes,

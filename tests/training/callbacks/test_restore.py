@@ -211,6 +211,12 @@ def test_p8_it_goes_back_to_one_of_shorter_epochs_and_on_with_the_data(train):
     assert len(history.history["loss"]) == 2
 
 
+class StandIn(SimpleNamespace):
+    """In place of a model with Keras's own steps."""
+
+    train_step, test_step = keras.Model.train_step, keras.Model.test_step
+
+
 def begin(folder, num_replicas, batch, *, seed=0, accept_changes=False, data=None):
     """Where a run would begin that trains on these replicas, without one; and who says so."""
     data = data or open_examples(
@@ -228,7 +234,7 @@ def begin(folder, num_replicas, batch, *, seed=0, accept_changes=False, data=Non
     loader = Loader(data, **where)
     store = Store(folder, keep_last=1, keep_best=0, largest_is_best=False)
     origin = Origin(store, "auto", accept_changes, {})
-    model = SimpleNamespace(distribute_strategy=strategy, optimizer=sgd(), train_function=None)
+    model = StandIn(distribute_strategy=strategy, optimizer=sgd(), train_function=None)
     beginning = origin.newest(model, loader, StepConfig(), {})
     return store, origin.run | beginning.state, loader.position
 

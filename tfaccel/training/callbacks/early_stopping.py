@@ -1,4 +1,4 @@
-"""Early stopping, and Keras's callbacks that keep a best value: infinity and NaN are never best.
+"""Callbacks that keep a best value, such as early stopping: infinity and NaN are never best.
 
 Takes the callbacks of a `fit`. Within the context, callbacks that compare a metric with its best
 value treat an infinite or NaN metric as no improvement.
@@ -45,23 +45,3 @@ def _compare(callback, is_improvement, value, reference, *, warned: set) -> bool
             *(type(callback).__name__, callback.monitor, value),
         )
     return False
-
-
-class EarlyStopping(keras.callbacks.EarlyStopping):
-    """Keras's EarlyStopping, in which an infinite or NaN metric counts as no improvement.
-
-    Keras 3.15 takes the first epoch's metric for the best, whatever it is. No later number is less
-    or greater than NaN, so Keras stops and restores the weights of that epoch.
-    """
-
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Compares the epoch's metric with the best one, if it is a finite number."""
-        value = (logs or {}).get(self.monitor)
-        if value is None or math.isfinite(value) or epoch < self.start_from_epoch:
-            super().on_epoch_end(epoch, logs)
-            return
-        log.warning("early stopping: %s is %s, which never counts as the best", self.monitor, value)
-        self.wait += 1
-        if self.wait >= self.patience and epoch > 0:  # Keras's own condition
-            self.stopped_epoch = epoch
-            self.model.stop_training = True

@@ -21,6 +21,7 @@ from tfaccel.common.run_log import summary
 from tfaccel.config import Config, StepConfig, deciding
 from tfaccel.data.distribute import Loader
 from tfaccel.data.shards import Plan
+from tfaccel.keras_internals.model_view import named_optimizers
 from tfaccel.runtime.agreement import check_same, together
 from tfaccel.training.callbacks.finite import NonFiniteError, RollBackError
 from tfaccel.training.checkpoint import state as state_lib
@@ -356,12 +357,16 @@ def _data_facts(loader: Loader) -> dict:
 
 
 def _optimizer_facts(model) -> dict:
-    """Returns the optimizer's config without the names of its parts, JSON-ready."""
+    """Returns the optimizers' configs without the names of their parts, JSON-ready."""
 
     def nameless(config):
         if isinstance(config, dict):
             return {key: nameless(each) for key, each in config.items() if key != "name"}
         return config if isinstance(config, int | float | str | None) else repr(config)
 
-    optimizer = model.optimizer
-    return {"optimizer": [type(optimizer).__name__, nameless(optimizer.get_config())]}
+    found = {
+        name: [type(each).__name__, nameless(each.get_config())]
+        for name, each in named_optimizers(model).items()
+    }
+    compiled = {name: found.pop(name) for name in ("optimizer",) if name in found}
+    return compiled | ({"optimizers": found} if found else {})

@@ -116,7 +116,7 @@ def is_ours(folder: pathlib.Path) -> bool:
     """Returns whether the folder is certainly a checkpoint of tfaccel, and has no other files."""
     try:
         read_manifest(folder)
-        return parse(folder) is not None and _holds_only_our_files(folder)
+        return parse(folder) is not None and holds_only(folder, _OURS)
     except (CheckpointError, OSError):
         return False
 
@@ -132,7 +132,7 @@ def remove(folder: pathlib.Path) -> None:
 
 def remove_unfinished(unfinished: pathlib.Path) -> None:
     """Removes an unfinished folder, if it exists and has only files of a checkpoint."""
-    if _holds_only_our_files(unfinished):
+    if holds_only(unfinished, _OURS):
         for name in os.listdir(unfinished):
             os.unlink(unfinished / name)
         os.rmdir(unfinished)
@@ -145,12 +145,23 @@ def _put_aside(final: pathlib.Path) -> pathlib.Path:
     return aside
 
 
-def _holds_only_our_files(folder: pathlib.Path) -> bool:
-    """Returns whether this is a folder, not a link, of regular files with a checkpoint's names."""
+def holds_only(folder: pathlib.Path, names: re.Pattern, *, subfolders: bool = False) -> bool:
+    """Returns whether this is a folder, not a link, of regular files with these names alone.
+
+    With `subfolders` it may also have folders with these names, whatever is in them.
+
+    Raises:
+      OSError: the folder cannot be read.
+    """
+
+    def is_of_kind(entry: os.DirEntry) -> bool:
+        is_folder = subfolders and entry.is_dir(follow_symlinks=False)
+        return is_folder or entry.is_file(follow_symlinks=False)
+
     if folder.is_symlink() or not folder.is_dir():
         return False
     with os.scandir(folder) as entries:
-        return all(_OURS.fullmatch(e.name) and e.is_file(follow_symlinks=False) for e in entries)
+        return all(names.fullmatch(each.name) and is_of_kind(each) for each in entries)
 
 
 def to_disk(path: pathlib.Path) -> None:

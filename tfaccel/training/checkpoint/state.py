@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from tfaccel.common.errors import UserError
 from tfaccel.keras_internals.copies import refresh
-from tfaccel.keras_internals.model_view import state_of
+from tfaccel.keras_internals.model_view import named_optimizers, runs_eagerly, state_of
 from tfaccel.keras_internals.variables import components
 from tfaccel.runtime.agreement import of_workers
 
@@ -79,7 +79,7 @@ def put_variables(model: keras.Model, arrays: Arrays, *, keep: str | None = None
         raise UserError(
             f"the checkpoint has {len(theirs)} variables, but this model and its optimizer have "
             f"{len(ours)}; build the same model and optimizer as before, with the same weights "
-            "trainable"
+            f"trainable{_not_built(model)}"
         )
     for variable, (name, array) in zip(ours, theirs.items(), strict=True):
         _check_alike(variable, name, array)
@@ -89,6 +89,18 @@ def put_variables(model: keras.Model, arrays: Arrays, *, keep: str | None = None
         for component in components(variable):
             component.assign(array)
     refresh(model)
+
+
+def _not_built(model: keras.Model) -> str:
+    """Returns the end of a message, if the first step is yet to make optimizers' variables."""
+    names = [name for name, each in named_optimizers(model).items() if not each.built]
+    if not names or not runs_eagerly(model):
+        return ""
+    return (
+        ". The step is not traced with run_eagerly, so these optimizers are not built before the "
+        f"first step: {', '.join(names)}; resume without run_eagerly, or call "
+        "optimizer.build(weights) of each in the model's compile"
+    )
 
 
 def _are_trained(model: keras.Model) -> np.ndarray:

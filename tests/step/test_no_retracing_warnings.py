@@ -1,0 +1,43 @@
+"""Several models in one process, as in a notebook: TensorFlow warns of no function of ours."""
+
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import compiled
+
+from tfaccel.training.replica_checksums import Audit
+
+X = np.ones((4, 3), "float32")
+
+
+@pytest.fixture(autouse=True)
+def listening(caplog):
+    logger = tf.get_logger()
+    logger.addHandler(caplog.handler)
+    yield
+    logger.removeHandler(caplog.handler)
+
+
+def _model():
+    def make():
+        return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+
+    return compiled(make, 1, optimizer="sgd", loss="mse", xla=False)
+
+
+def test_predictions_of_many_models(caplog):
+    for _ in range(6):  # TensorFlow warns of the fifth
+        _model().predict(X, verbose=0)
+    assert "retracing" not in caplog.text
+
+
+def test_audits_of_many_models(caplog):
+    alone = types.SimpleNamespace(device="/cpu:0", all_gather=tf.identity)
+    for length in range(1, 7):
+        audit = Audit(None)
+        audit._replicas = [alone]  # of a model of so many variables
+        assert audit._gather([tf.range(length)]).shape == (1, length)
+    assert "retracing" not in caplog.text
