@@ -15,8 +15,22 @@ arm that is far behind the best of its side gets no further turns.
 machine has enough GPUs. The JSON file of a row has the command, the date, and the settings,
 hardware, versions and stretches of every arm. It is written after each turn.
 
-On a machine without GPUs, the rows for one GPU run on the CPU. This only shows that the program
-works. The program imports neither TensorFlow nor torch. The last line of standard output is JSON.
+The rows V (images) and L (tokens) train networks of many kinds beside the same ones in compiled
+PyTorch. tools/bench_arms/networks.py has their sizes. The flags for the work, such as --batch, do
+not change them. Each of their arms has an empty compile cache, so that the time of its first step
+counts what is compiled. A line for each arm has its rows/s, ms of a step, spread of the stretches,
+peak memory, and start. The row has the ratio of rows/s and the ratio of peak memory. The batches on
+the device do not count as memory, and the rival with the least memory counts.
+
+    python tools/bench.py --rows=V7,L1 --torch-python=python3 --output=out --time-limit=580
+    python tools/bench.py --rows=V,L --smoke --torch-python=python3
+
+A time limit leaves out first the arms that are not set up in time, and then turns. An arm of a big
+network takes one to three minutes to be set up, and one with max-autotune up to ten.
+
+On a machine without GPUs, the other rows for one GPU run on the CPU. This only shows that the
+program works. The program imports neither TensorFlow nor torch. The last line of standard output is
+JSON.
 Exit codes: 0 done; 1 a row failed, and the others were measured; 2 a mistake in the call; 130 or
 143 interrupted.
 """
@@ -25,20 +39,32 @@ import argparse
 import ast
 import dataclasses
 import datetime
+import functools
 import json
+import math
 import pathlib
 import re
 import shlex
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 
+from bench_arms.arm_lines import arm_lines
 from bench_arms.arm_process import ArmError, ArmProcess
-from bench_arms.call import NO_TORCH, UsageError, exit_code, whole
-from bench_arms.machine import TOOLS, environment_of, gpu_names, hardware, has_torch
+from bench_arms.call import NO_PACKAGE, NO_TORCH, UsageError, exit_code, whole
+from bench_arms.machine import (
+    TOOLS,
+    environment_of,
+    gpu_names,
+    hardware,
+    has_packages,
+    has_torch,
+)
 from bench_arms.measure import measure_row
-from bench_arms.rows import TARGET, Row, make_rows
+from bench_arms.rows import ROWS_RATE, TARGET, Row, make_rows
 from bench_arms.speed_table import short_lines, speed_table
+from bench_arms.time_limit import TimeLimit
 
 from tfaccel.common.errors import did_you_mean
 
@@ -48,6 +74,11 @@ OF_DRIVER = {"program", "gpus", "processes", "environment"}  # settings for this
 OF_SETUP = {"precision", "xla", "setup", "environment"}  # settings of an arm's whole process
 WORK = ("steps", "drop", "batch", "image_size", "model")  # settings of every arm
 FOLDERS = {"jpegs": ".", "mnist": "training"}  # settings that are folders, and what must be in them
+PROGRAMS_OF_OURS = ("ours.py", "ours_networks.py")
+PACKAGES_BESIDE_TORCH = ("timm", "transformers")  # that rows may need
+LEAST_S = 20  # of a time limit, for a row to be begun
+# The folders in which tfaccel and torch.compile keep what they compiled for later processes.
+CACHES = ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,6 +115,15 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="a JSON object of settings to change in tfaccel's arms; those of tfaccel.setup also "
         "change rivals that are tfaccel",
     )
+    add(
+        "--leave-out",
+        type=lambda text: text.split(","),
+        default=[],
+        metavar="WORDS",
+        help="arms of the rows V and L whose name has one of these words, for example max-autotune",
+    )
+    add("--time-limit", type=whole(1), metavar="S", help="seconds for the call; default: no limit")
+    add("--smoke", action="store_true", help="tiny networks in the rows V and L, also on a CPU")
     add("--repeats", type=whole(1), default=3, help="stretches of each arm")
     add("--steps", type=whole(1), default=300, help="timed steps in a stretch")
     add("--drop", type=whole(1), default=50, help="untimed steps in a stretch; steps per epoch")
@@ -104,13 +144,14 @@ def settings_of_ours(text: str) -> dict:
     given = json.loads(text)
     if not isinstance(given, dict):
         raise argparse.ArgumentTypeError(f"{text!r}; expected a JSON object of settings")
-    known = listed_settings("ours.py") | OF_DRIVER
+    known = set.union(OF_DRIVER, *map(listed_settings, PROGRAMS_OF_OURS))
     for name in given:
         if name not in known:
             raise argparse.ArgumentTypeError(f"no setting '{name}'{did_you_mean(name, known)}")
     return given
 
 
+@functools.cache
 def listed_settings(program: str) -> set[str]:
     """Returns the names of the settings that an arm's program lists in its docstring."""
     docstring = ast.get_docstring(ast.parse((ARMS / program).read_text()))
@@ -127,8 +168,11 @@ def measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
             f"--gpus={num_gpus}, but this machine has {len(gpus)}; use --gpus={len(gpus)} or fewer"
         )
     ratios, failed = {}, False
-    for row in chosen(options.rows, make_rows(batch=options.batch)):
-        facts = facts_of(row, hardware=hardware(gpus[:num_gpus], num_used=row.gpus))
+    ends = math.inf if options.time_limit is None else time.monotonic() + options.time_limit
+    rows = chosen(options.rows, make_rows(batch=options.batch, tiny=options.smoke))
+    for row in [without(row, options.leave_out) for row in rows]:
+        used = hardware(gpus[:num_gpus], num_used=row.gpus) + ("-smoke" if options.smoke else "")
+        facts = facts_of(row, hardware=used)
         facts["command"] = shlex.join(["python", "tools/bench.py", *arguments])
         label = f"{row.name} on {facts['hardware']}"
         reason = lacking(row, options, num_gpus)
@@ -137,18 +181,53 @@ def measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
             if num_gpus >= row.gpus and row.measure != TARGET:
                 keep_reason(facts | {"not run": reason}, options.output)
             continue
+        if ends - time.monotonic() < LEAST_S:
+            print(f"{label}: not run: the time limit is reached", flush=True)
+            continue
         try:
-            for found in measure_with(row, options, num_gpus):
+            for found in measure_with(row, options, num_gpus, ends):
                 ratios[label] = found["ratio"]
-                so_far = f"after {found['repeats']} of {options.repeats} turns"
-                print(f"{label}: {found['ratio']:.4g}; goal {row.goal:g}; {so_far}", flush=True)
+                print(f"{label}: {summary_of(row, found, options.repeats)}", flush=True)
                 if options.output:
                     write(facts | found, options.output)
+            if row.measure == ROWS_RATE:
+                print(*arm_lines(found), sep="\n", flush=True)
         except ArmError as error:
             print(f"bench: error: {label}: {error}", file=sys.stderr, flush=True)
             failed = True
     print(json.dumps(ratios))
     return 1 if failed else 0
+
+
+def summary_of(row: Row, found: dict, repeats: int) -> str:
+    """Returns the result of a row so far, in a line."""
+    words = [f"{found['ratio']:.4g}", f"goal {row.goal:g}"]
+    if found.get("memory ratio") is not None:
+        words.append(f"memory {found['memory ratio']:.4g}")
+    if row.memory_goal is not None:
+        words.append(f"goal {row.memory_goal:g}")
+    return "; ".join([*words, f"after {found['repeats']} of {repeats} turns"])
+
+
+def without(row: Row, words: Sequence[str]) -> Row:
+    """Returns a row of a network without the arms whose name has one of these words.
+
+    Raises:
+      UsageError: a side would have no arm.
+    """
+    if row.measure != ROWS_RATE:
+        return row
+    sides = [
+        {name: arm for name, arm in arms.items() if not any(each in name for each in words)}
+        for arms in (row.ours, row.rivals)
+    ]
+    for left, arms in zip(sides, (row.ours, row.rivals), strict=True):
+        if not left:
+            raise UsageError(
+                f"--leave-out={','.join(words)} leaves out all of {', '.join(arms)} in row "
+                f"{row.name}; each side needs an arm"
+            )
+    return dataclasses.replace(row, ours=sides[0], rivals=sides[1])
 
 
 def facts_of(row: Row, *, hardware: str) -> dict:
@@ -164,7 +243,9 @@ def facts_of(row: Row, *, hardware: str) -> dict:
     }
 
 
-def measure_with(row: Row, options: argparse.Namespace, num_gpus: int) -> Iterator[dict]:
+def measure_with(
+    row: Row, options: argparse.Namespace, num_gpus: int, ends: float = math.inf
+) -> Iterator[dict]:
     """Measures a row in processes of this machine; yields its result so far after each turn."""
     with tempfile.TemporaryDirectory() as scratch:
 
@@ -173,15 +254,26 @@ def measure_with(row: Row, options: argparse.Namespace, num_gpus: int) -> Iterat
             added = environment | settings.get("environment", {})
             command = command_of(settings, torch_python=options.torch_python, scratch=scratch)
             own = environment_of(num_seen, python=command[0])
+            if row.measure == ROWS_RATE:
+                own |= dict.fromkeys(CACHES, tempfile.mkdtemp(dir=scratch))
             return ArmProcess(name, command, settings, environment=own | added)
 
         row = with_work(row, options)
-        yield from measure_row(row, start, repeats=options.repeats, limit_s=LIMIT_S)
+        limit = TimeLimit(LIMIT_S, ends=ends)
+        yield from measure_row(row, start, repeats=options.repeats, limit=limit)
 
 
 def with_work(row: Row, options: argparse.Namespace) -> Row:
-    """Returns the row with the settings of the command line added to each arm."""
-    work = {name: getattr(options, name) for name in WORK}
+    """Returns the row with the settings of the command line added to each arm.
+
+    Raises:
+      UsageError: --ours has a setting that an arm of tfaccel has not.
+    """
+    work = {} if row.measure == ROWS_RATE else {name: getattr(options, name) for name in WORK}
+    for arm in row.ours.values():
+        known = listed_settings(arm["program"]) | OF_DRIVER
+        for name in options.ours.keys() - known:
+            raise UsageError(f"--ours: row {row.name} has no setting '{name}'; leave it out")
     work |= {name: str(getattr(options, name).absolute()) for name in {*row.needs} & {*FOLDERS}}
     # If a row compares tfaccel with itself, the processes of both sides have the same setup.
     setup = {name: value for name, value in options.ours.items() if name in OF_SETUP}
@@ -189,7 +281,7 @@ def with_work(row: Row, options: argparse.Namespace) -> Row:
         row,
         ours={name: work | with_ours(each, options.ours) for name, each in row.ours.items()},
         rivals={
-            name: work | with_ours(each, setup if each["program"] == "ours.py" else {})
+            name: work | with_ours(each, setup if each["program"] in PROGRAMS_OF_OURS else {})
             for name, each in row.rivals.items()
         },
     )
@@ -238,6 +330,9 @@ def lacking(row: Row, options: argparse.Namespace, num_gpus: int) -> str | None:
             return f"--{name}={getattr(options, name)} is not a folder{within}"
     if "torch" in row.needs and not has_torch(options.torch_python):
         return NO_TORCH.format(options.torch_python)
+    for name in {*row.needs} & {*PACKAGES_BESIDE_TORCH}:
+        if not has_packages(options.torch_python, name):
+            return NO_PACKAGE.format(options.torch_python, name)
     return None
 
 

@@ -104,7 +104,7 @@ def row_of(bench, name, gpus=1):
 
 
 def test_arms_take_turns_and_their_medians_count(bench, fake, a_row, tmp_path):
-    *_, found = bench.measure_row(a_row(), fake, repeats=3, limit_s=LIMIT_S)
+    *_, found = bench.measure_row(a_row(), fake, repeats=3, limit=bench.TimeLimit(LIMIT_S))
     assert (tmp_path / "turns").read_text().split() == ["a", "b"] * 3
     assert found["ratio"] == 2.0
     assert found["is_met"]
@@ -119,7 +119,7 @@ def test_the_best_arm_of_each_side_counts(bench, fake, a_row):
         {"a": {"values": [3.0]}, "c": {"values": [6.0]}},
         {"b": {"values": [2.0]}, "d": {"values": [5.0]}},
     )
-    *_, found = bench.measure_row(row, fake, repeats=1, limit_s=LIMIT_S)
+    *_, found = bench.measure_row(row, fake, repeats=1, limit=bench.TimeLimit(LIMIT_S))
     assert (found["ours"], found["best rival"], found["ratio"]) == ("c", "d", 1.2)
     assert found["ratio to each rival"] == {"b": 3.0, "d": 1.2}
     assert not found["is_met"]
@@ -134,7 +134,7 @@ def test_an_arm_that_is_far_behind_its_side_has_one_turn(bench, fake, a_row, tmp
         },
         {"b": {"values": [2.0] * 3}, "near": {"values": [1.9] * 3}},
     )
-    *_, found = bench.measure_row(row, fake, repeats=3, limit_s=LIMIT_S)
+    *_, found = bench.measure_row(row, fake, repeats=3, limit=bench.TimeLimit(LIMIT_S))
     first, later = ["a", "slow", "steps", "b", "near"], ["a", "steps", "b", "near"]
     assert (tmp_path / "turns").read_text().split() == first + 2 * later
     slow = found["arms"]["slow"]
@@ -145,7 +145,7 @@ def test_an_arm_that_is_far_behind_its_side_has_one_turn(bench, fake, a_row, tmp
 
 def test_a_row_ends_where_the_best_fails_and_the_others_are_left_out(bench, fake, a_row, tmp_path):
     rivals = {"best": {"values": [3.0]}, "slow": {"values": [1.0] * 3}}  # the best has no second
-    turns = bench.measure_row(a_row(None, rivals), fake, repeats=3, limit_s=LIMIT_S)
+    turns = bench.measure_row(a_row(None, rivals), fake, repeats=3, limit=bench.TimeLimit(LIMIT_S))
     assert next(turns)["repeats"] == 1
     with pytest.raises(bench.ArmError, match="arm 'best' ended"):
         next(turns)
@@ -159,7 +159,7 @@ def test_of_memory_less_is_better(bench, fake, a_row):
         {"b": {"values": [2.0], **values}, "d": {"values": [5.0], **values}},
         measure="peak_memory_mib",
     )
-    *_, found = bench.measure_row(row, fake, repeats=1, limit_s=LIMIT_S)
+    *_, found = bench.measure_row(row, fake, repeats=1, limit=bench.TimeLimit(LIMIT_S))
     assert (found["ours"], found["best rival"], found["ratio"]) == ("a", "b", 1.5)
     assert found["is_met"]
 
@@ -167,7 +167,7 @@ def test_of_memory_less_is_better(bench, fake, a_row):
 def test_step_times_become_percentiles(bench, fake, a_row):
     steps = [0.01] * 98 + [0.02] * 3
     row = a_row({"a": {"values": [3.0], "steps": steps}}, step_goal=1.5)
-    *_, found = bench.measure_row(row, fake, repeats=1, limit_s=LIMIT_S)
+    *_, found = bench.measure_row(row, fake, repeats=1, limit=bench.TimeLimit(LIMIT_S))
     (stretch,) = found["arms"]["a"]["stretches"]
     assert stretch == {"images_per_second": 3.0, "step_p50_s": 0.01, "step_p99_s": 0.02}
     assert found["p99/p50"] == 2
@@ -182,7 +182,7 @@ def test_starts_are_cold_then_warm_by_the_same_folder(bench, fake, a_row):
         return fake(name, settings, environment)
 
     row = dataclasses.replace(a_row(measure="seconds_to_first_step"), rivals={})
-    *_, found = bench.measure_row(row, start, repeats=2, limit_s=LIMIT_S)
+    *_, found = bench.measure_row(row, start, repeats=2, limit=bench.TimeLimit(LIMIT_S))
     assert [name for name, _ in folders] == ["a, cold", "a, warm"] * 2
     assert folders[0][1] == folders[1][1] != folders[2][1] == folders[3][1]
     assert (found["ours"], found["best rival"], found["ratio"]) == ("warm", "cold", 1)
@@ -206,7 +206,7 @@ def test_a_dead_or_silent_arm_is_named(bench, fake, a_row, settings, sentence):
 
     row = a_row(rivals={"b": {"values": [2.0], **settings}})
     with pytest.raises(bench.ArmError) as error:
-        list(bench.measure_row(row, start, repeats=1, limit_s=LIMIT_S))
+        list(bench.measure_row(row, start, repeats=1, limit=bench.TimeLimit(LIMIT_S)))
     assert sentence in str(error.value)
     assert all(each.child.exit_code() is not None for each in running)
 
@@ -217,7 +217,9 @@ def test_a_side_goes_on_without_an_arm_that_fails(bench, fake, a_row, capsys):
         "dead": {"values": [], "dies": "at once"},
         "dying": {"values": [], "dies": "later"},
     }
-    first, second = bench.measure_row(a_row(rivals=rivals), fake, repeats=2, limit_s=LIMIT_S)
+    first, second = bench.measure_row(
+        a_row(rivals=rivals), fake, repeats=2, limit=bench.TimeLimit(LIMIT_S)
+    )
     assert (first["repeats"], first["ratio"]) == (1, 1.5)
     assert (second["repeats"], second["ratio"]) == (2, 3.0)
     assert second["ratio to each rival"] == {"b": 3.0}
@@ -228,14 +230,16 @@ def test_a_side_goes_on_without_an_arm_that_fails(bench, fake, a_row, capsys):
 
 def test_an_arm_may_fail_in_the_last_turn_and_take_the_step_times_along(bench, fake, a_row):
     ours = {"a": {"values": [3.0]}, "waits": {"values": [], "dies": "later"}}
-    (found,) = bench.measure_row(a_row(ours, step_goal=1.5), fake, repeats=1, limit_s=LIMIT_S)
+    (found,) = bench.measure_row(
+        a_row(ours, step_goal=1.5), fake, repeats=1, limit=bench.TimeLimit(LIMIT_S)
+    )
     assert (found["ratio"], found["p99/p50"], found["is_met"]) == (1.5, None, False)
     json.dumps(found, allow_nan=False)  # other readers than Python's take no Infinity
 
 
 def test_an_arm_that_failed_is_not_the_best(bench, fake, a_row):
     ours = {"a": {"values": [3.0] * 2}, "dies": {"values": [3.1]}}  # has no second
-    *_, found = bench.measure_row(a_row(ours), fake, repeats=2, limit_s=LIMIT_S)
+    *_, found = bench.measure_row(a_row(ours), fake, repeats=2, limit=bench.TimeLimit(LIMIT_S))
     assert (found["ours"], found["ratio"]) == ("a", 1.5)
     assert found["arms"]["dies"]["median"] == 3.1
     assert "exit code 1" in found["arms"]["dies"]["failed"]
@@ -251,7 +255,7 @@ def test_an_arm_that_is_silent_is_ended_at_once(bench, fake, a_row):
         return running[name]
 
     row = a_row(rivals={"silent": {"sleeps": 1000}, "next": {"values": [1.0]}})
-    (found,) = bench.measure_row(row, start, repeats=1, limit_s=LIMIT_S)
+    (found,) = bench.measure_row(row, start, repeats=1, limit=bench.TimeLimit(LIMIT_S))
     assert "did not answer within 1 s" in found["rivals"]["silent"]["failed"]
 
 

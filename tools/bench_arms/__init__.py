@@ -9,12 +9,19 @@ and then times them in turn.
     arm_process.py    an arm, seen from the driver
     protocol.py       the driver, seen from an arm
     machine.py        the GPUs of the machine, and the environment of an arm's process
+    time_limit.py     how long the parts of a call may take
+    arm_lines.py      what each arm of a row reached, as lines of text
     speed_table.py    the table of all JSON files, as Markdown
     timed_fit.py      times the arms that use Keras's `fit`, all in the same way
     ours.py           an arm: tfaccel
     keras_resnet.py   an arm: Keras alone, an image network
     keras_mnist.py    an arm: Keras alone, MNIST from PNG files
     torch_resnet.py   an arm: PyTorch and torchvision
+
+The rows V and L train the networks of networks.py, which has their sizes:
+
+    ours_networks.py    an arm: tfaccel; keras_networks.py builds its networks
+    torch_networks.py   an arm: PyTorch; torch_models.py builds its networks
 
 The arms of tools/bench_cifar.py train once and end:
 

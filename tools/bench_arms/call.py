@@ -12,6 +12,7 @@ from bench_arms.arm_process import ArmError
 from tfaccel.process.signals import exiting_on_sigterm
 
 NO_TORCH = "{} has no torch and torchvision; use --torch-python for an interpreter that has both"
+NO_PACKAGE = "{} has no {}; install it, or use --torch-python for an interpreter that has it"
 
 
 class UsageError(Exception):

@@ -74,7 +74,12 @@ def hardware(gpus: Sequence[str], *, num_used: int) -> str:
 
 def has_torch(python: str) -> bool:
     """Checks whether an interpreter has torch and torchvision, without importing them."""
-    find = "import importlib.util as i; assert i.find_spec('torch') and i.find_spec('torchvision')"
+    return has_packages(python, "torch", "torchvision")
+
+
+def has_packages(python: str, *names: str) -> bool:
+    """Checks whether an interpreter has packages, without importing them."""
+    find = f"import importlib.util as i; assert all(map(i.find_spec, {names!r}))"
     try:
         return subprocess.run([python, "-c", find], capture_output=True).returncode == 0
     except OSError:

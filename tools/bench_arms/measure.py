@@ -3,13 +3,14 @@
 This module takes a row and a function that starts an arm. After each turn it gives the result for
 the row's JSON file.
 
-    for found in measure_row(row, start, repeats=3, limit_s=600):
+    for found in measure_row(row, start, repeats=3, limit=TimeLimit(600)):
         write(found)
 
 Arms stay alive between their turns, so that both sides meet the same state of the machine without
 compiling again. They are set up one after the other, because XLA and cuDNN choose kernels by timing
 them. If an arm fails, its side continues with its other arms. An arm that is far behind the best of
-its side gets no further turns.
+its side gets no further turns. A time limit for the whole call leaves out arms that are not set up
+in time, and then turns.
 """
 
 import contextlib
@@ -19,7 +20,8 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from bench_arms.arm_process import ArmError, ArmProcess
-from bench_arms.rows import START, Row
+from bench_arms.rows import MEMORY, ROWS_RATE, START, Row
+from bench_arms.time_limit import TimeLimit
 
 # Starts an arm from its name, its settings, and variables to add to its environment.
 Start = Callable[[str, dict, Mapping[str, str]], ArmProcess]
@@ -30,20 +32,20 @@ OUT = {"failed", "left out"}  # the record of an arm without further turns has o
 Sides = tuple[dict[str, dict], dict[str, dict]]
 
 
-def measure_row(row: Row, start: Start, *, repeats: int, limit_s: float) -> Iterator[dict]:
+def measure_row(row: Row, start: Start, *, repeats: int, limit: TimeLimit) -> Iterator[dict]:
     """Measures a row; yields its result so far after each turn of all arms.
 
     Args:
       row: the row to measure.
       start: starts an arm from its name, its settings, and variables to add to its environment.
       repeats: the number of turns.
-      limit_s: the time limit for the setup of an arm, and for each stretch.
+      limit: the time limit for the setup of an arm, for each stretch, and for the whole call.
 
     Raises:
       ArmError: all arms of a side died, or did not answer in time.
     """
     measure = measure_starts if row.measure == START else measure_stretches
-    turns = measure(row, start, repeats=repeats, limit_s=limit_s)
+    turns = measure(row, start, repeats=repeats, limit=limit)
     for number, sides in enumerate(turns, start=1):
         yield {"repeats": number} | result_of(row, sides)
 
@@ -79,38 +81,80 @@ def result_of(row: Row, arms: Sides) -> dict:
         ratio = statistics.median(ratios) if ratios else None
         is_even = ratio is not None and ratio <= row.step_goal
         result |= {"p99/p50": ratio, "is_met": result["is_met"] and is_even}
+    if row.measure == ROWS_RATE:
+        ratio = memory_ratio(arms[0][best[0]], [arms[1][name] for name in sides[1]])
+        result["memory ratio"] = ratio
+        if row.memory_goal is not None:
+            is_small = ratio is not None and ratio <= row.memory_goal
+            result["is_met"] = result["is_met"] and is_small
     environment = arms[0][best[0]]["environment"]
     return result | {"environment": environment, "arms": arms[0], "rivals": arms[1]}
 
 
-def measure_stretches(row: Row, start: Start, *, repeats: int, limit_s: float) -> Iterator[Sides]:
+def memory_ratio(ours: dict, rivals: Iterable[dict]) -> float | None:
+    """Returns the peak memory of an arm divided by the least of its rivals; None without GPUs.
+
+    The batches that an arm keeps on the device, so that it need not wait for data, do not count.
+    """
+
+    def memory_mib(arm):
+        stretches = arm["stretches"]
+        return max(each[MEMORY] - each["data_mib"] for each in stretches)
+
+    if any(each[MEMORY] is None for arm in (ours, *rivals) for each in arm["stretches"]):
+        return None
+    return memory_mib(ours) / min(map(memory_mib, rivals))
+
+
+def measure_stretches(row: Row, start: Start, *, repeats: int, limit: TimeLimit) -> Iterator[Sides]:
     """Yields the records of both sides after each turn; in a turn, each arm has a stretch."""
     sides, running = ({}, {}), []
+    kept_s = limit.kept_for_stretches()
     with contextlib.ExitStack() as stack:
         for side, arms in zip(sides, (row.ours, row.rivals), strict=True):
             for name, settings in arms.items():
-                arm = stack.enter_context(start(name, settings, {}))
                 record = side[name] = {"stretches": []}
+                left_s = limit.left(kept_s=kept_s)
+                if left_s <= 0:
+                    record["failed"] = f"arm '{name}' was not started: the time limit is reached"
+                    print(f"bench: {record['failed']}", file=sys.stderr, flush=True)
+                    continue
+                arm = stack.enter_context(start(name, settings, {}))
                 running.append((arm, record))
                 with out_if_it_fails(arm, record):
-                    record |= as_recorded(arm.ready(limit_s=limit_s))
+                    record |= as_recorded(arm.ready(limit_s=left_s))
+                    took = f"its first step ended after {record[START]:.1f} s"
+                    print(f"bench: set up arm '{name}': {took}", file=sys.stderr, flush=True)
             check_any_is_left(side)
+        turn_s = 0
         for turn in range(repeats):
+            if turn and not limit.allows(turn_s):
+                say_no_further(turn, repeats, turn_s)
+                break
+            began = limit.clock()
             for side in sides if turn else ():
                 leave_out_slow(row, side, f"after {turn} of {repeats} turns")
             end_all(arm for arm, record in running if "left out" in record)
             running = [each for each in running if not OUT & each[1].keys()]
             for arm, record in running:
                 with out_if_it_fails(arm, record):
-                    stretch = with_percentiles(arm.stretch(limit_s=limit_s))
+                    stretch = with_percentiles(arm.stretch(limit_s=max(1, limit.left())))
                     record["stretches"].append(stretch)
                     values = [each[row.measure] for each in record["stretches"]]
                     record["median"] = statistics.median(values)
+                    record["spread"] = (max(values) - min(values)) / record["median"]
             for side in sides:
                 check_any_is_left(side)
+            turn_s = limit.clock() - began
             yield sides
         for arm, _ in running:
             arm.tell_end()  # all at once, so that they end at the same time
+
+
+def say_no_further(turn: int, repeats: int, seconds: float) -> None:
+    """Says that the time limit has no room for a further turn."""
+    why = f"the time limit has no room for a further one of {seconds:.0f} s"
+    print(f"bench: ends after {turn} of {repeats} turns: {why}", file=sys.stderr, flush=True)
 
 
 def leave_out_slow(row: Row, side: dict[str, dict], when: str) -> None:
@@ -151,7 +195,7 @@ def check_any_is_left(side: Mapping[str, dict]) -> None:
         raise ArmError("\n".join(failures))
 
 
-def measure_starts(row: Row, start: Start, *, repeats: int, limit_s: float) -> Iterator[Sides]:
+def measure_starts(row: Row, start: Start, *, repeats: int, limit: TimeLimit) -> Iterator[Sides]:
     """Yields the records of one arm's starts, with a warm and a cold compile cache.
 
     Each pair of starts uses a new folder as the cache. A process starts after the one before it has
@@ -159,14 +203,20 @@ def measure_starts(row: Row, start: Start, *, repeats: int, limit_s: float) -> I
     """
     ((name, settings),) = row.ours.items()
     sides = ({}, {})
-    for _ in range(repeats):
+    pair_s = 0
+    for number in range(repeats):
+        if number and not limit.allows(pair_s):
+            say_no_further(number, repeats, pair_s)
+            return
+        began = limit.clock()
         with tempfile.TemporaryDirectory() as folder:
             for side, label in ((1, "cold"), (0, "warm")):
                 with start(f"{name}, {label}", settings, {"XDG_CACHE_HOME": folder}) as process:
-                    ready = as_recorded(process.ready(limit_s=limit_s))
+                    ready = as_recorded(process.ready(limit_s=max(1, limit.left())))
                 arm = sides[side].setdefault(label, ready | {"starts": []})
                 arm["starts"].append(ready[START])
                 arm["median"] = statistics.median(arm["starts"])
+        pair_s = limit.clock() - began
         yield sides
 
 

@@ -1,7 +1,8 @@
 """The rows that tools/bench.py compares, each with its goal and its arms.
 
 This module takes the batch of one GPU, and gives the rows. The program of an arm lists the settings
-of the arm. The settings `gpus` and `processes` (for `tfaccel launch`) are for the driver.
+of the arm. The settings `gpus` and `processes` (for `tfaccel launch`) are for the driver. The rows
+V and L train the networks of networks.py, each with its own batch.
 
     {row.name for row in make_rows(batch=256)}
 
@@ -11,9 +12,12 @@ try.
 
 import dataclasses
 
+from bench_arms import networks
+
 Arms = dict[str, dict]
 
 RATE, MEMORY, START = "images_per_second", "peak_memory_mib", "seconds_to_first_step"
+ROWS_RATE = "rows_per_second"  # of a network of networks.py: a row of its batch is an image or text
 TARGET = "seconds_to_target"  # tools/bench_cifar.py measures this
 # How a rival of MNIST keeps its images: from words for the name of the arm to values of "data" in
 # keras_mnist.py.
@@ -39,11 +43,15 @@ class Row:
       rivals: the settings of the rival's arms, by name. They are empty for START, whose rival is
         the first arm with an empty compile cache.
       gpus: the number of GPUs that the row needs. Rows for one GPU can also run on the CPU.
-      measure: RATE, MEMORY, START or TARGET.
-      needs: other needs: "jpegs", "mnist" or "torch", which are flags of the driver; or "gpu" if
-        the row cannot run on a CPU.
+      measure: RATE, ROWS_RATE, MEMORY, START or TARGET.
+      needs: other needs: "jpegs" or "mnist", which are flags of the driver; "torch", "timm" or
+        "transformers", which the interpreter of --torch-python must have; or "gpu" if the row
+        cannot run on a CPU.
       step_goal: the largest ratio of the 99th percentile to the median of step times; None if they
         are not measured.
+      memory_goal: the largest ratio of the peak memory of training, without the batches on the
+        device, to the least of any rival; None if there is no such goal. A row of ROWS_RATE has the
+        ratio in any case.
     """
 
     name: str
@@ -55,18 +63,21 @@ class Row:
     measure: str = RATE
     needs: tuple[str, ...] = ()
     step_goal: float | None = None
+    memory_goal: float | None = None
 
     @property
     def is_rate(self) -> bool:
         """True if a higher value is better."""
-        return self.measure == RATE
+        return self.measure in (RATE, ROWS_RATE)
 
 
-def make_rows(*, batch: int) -> tuple[Row, ...]:
+def make_rows(*, batch: int, tiny: bool = False) -> tuple[Row, ...]:
     """Returns all rows.
 
     Args:
-      batch: images of a step on each GPU; the batch of MNIST is ten times as large.
+      batch: images of a step on each GPU; the batch of MNIST is ten times as large. The rows V and
+        L have their own.
+      tiny: whether the rows V and L have tiny networks, and can run on a CPU.
     """
     # The first step has already taken all memory, so few steps are enough. With one step in each
     # execution, M1 runs the same program as C1.
@@ -139,6 +150,63 @@ def make_rows(*, batch: int) -> tuple[Row, ...]:
             {},
             measure=TARGET,
         ),
+        network_row("V1", "resnet50", goal=1.1, tiny=tiny),
+        network_row("V2", "efficientnetv2b0", goal=2.27, tiny=tiny),
+        network_row("V3", "densenet121", goal=2.27, tiny=tiny),
+        network_row("V4", "mobilenetv3_large", goal=1.8, tiny=tiny),
+        network_row("V5", "convnext_tiny", goal=1.25, tiny=tiny),
+        network_row("V6", "unet", goal=1.25, tiny=tiny),
+        network_row("V7", "vit_b16", goal=1.1, tiny=tiny, memory_goal=1),
+        network_row("L1", "bert", goal=1.05, tiny=tiny),
+        network_row("L2", "bert_512", goal=1.05, tiny=tiny),
+        network_row("L3", "gpt2", goal=1, tiny=tiny),
+        network_row("L4", "lstm", goal=1, tiny=tiny),
+        network_row("L5", "attention", goal=1, tiny=tiny, memory_goal=1),
+    )
+
+
+def network_row(
+    name: str, network: str, *, goal: float, tiny: bool, memory_goal: float | None = None
+) -> Row:
+    """Returns a row that compares a network with the same one in compiled PyTorch.
+
+    Args:
+      name: the name of the row.
+      network: a key of networks.NETWORKS.
+      goal: the goal for the ratio of speeds.
+      tiny: whether the network is tiny.
+      memory_goal: the goal for the ratio of memory.
+    """
+    facts = networks.find(network, tiny=tiny)
+    work = {
+        "network": network,
+        "tiny": tiny,
+        "batch": facts.batch,
+        "size": facts.size,
+        "drop": networks.TINY_STEPS if tiny else networks.EPOCH_STEPS,
+        "steps": facts.steps,
+    }
+    of_ours = {"program": "ours_networks.py", "xla": None, "steps_per_execution": "epoch", **work}
+    rival = {"program": "torch_networks.py", "dtype": "bfloat16", "attention": "chosen", **work}
+    rivals = {
+        "bfloat16": rival | {"mode": "default"},
+        "bfloat16, max-autotune": rival | {"mode": "max-autotune"},
+    }
+    if network == "attention":
+        rivals["bfloat16, cuDNN's attention"] = rival | {"mode": "default", "attention": "cudnn"}
+    needs = {"own": (), "torchvision": ()}.get(facts.source, (facts.source,))
+    unit = "tokens" if facts.is_of_tokens else "pixels"
+    own = facts.source == "own"
+    return Row(
+        name,
+        f"{facts.words}, {facts.batch} x {facts.size} {unit} / "
+        f"{'the same' if own else facts.source + chr(39) + 's'} by torch.compile",
+        goal,
+        {each: of_ours | {"precision": each} for each in ("mixed_bfloat16", "mixed_float16")},
+        rivals,
+        measure=ROWS_RATE,
+        needs=("torch", *needs) if tiny else ("torch", *needs, "gpu"),
+        memory_goal=memory_goal,
     )
 
 

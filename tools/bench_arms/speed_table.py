@@ -51,6 +51,8 @@ def _line(row: Row, result: dict) -> str:
     goal = f"{row.goal:g} or {'more' if row.is_rate else 'less'}"
     if row.step_goal is not None:
         goal += f"; {row.step_goal:g} or less"
+    if row.memory_goal is not None:
+        goal += f"; memory {row.memory_goal:g} or less"
     where = ", ".join(result[name] for name in ("hardware", "date") if name in result)
     return f"| {row.name} | {row.compared} | {_measured(row, result)} | {goal} | {where} |"
 
@@ -65,6 +67,12 @@ def _measured(row: Row, result: dict) -> str:
         ratio = result["p99/p50"]
         spread = "was not measured" if ratio is None else _rounded(ratio, row.step_goal, more=False)
         measured += f"; p99/p50 {spread}"
+    if result.get("memory ratio") is not None:
+        memory = result["memory ratio"]
+        in_words = f"{memory:.3g}"
+        if row.memory_goal is not None:
+            in_words = _rounded(memory, row.memory_goal, more=False)
+        measured += f"; memory {in_words}"
     return measured
 
 
