@@ -134,7 +134,7 @@ class Positions(layers.Layer):
 
     def call(self, x):
         """Takes and returns [batch, tokens, width]."""
-        return x + self.positions[: x.shape[1]]
+        return x + ops.cast(self.positions, x.dtype)[: x.shape[1]]  # a slice is not autocast
 
 
 def bert(network: Network) -> keras.Model:
@@ -201,7 +201,7 @@ class Attention(layers.Layer):
 
     def call(self, x):
         """Takes [1, 1], and returns the mean square of the attention, [1, 1] float32."""
-        query, key, value = (ops.convert_to_tensor(each) for each in self.inputs)
+        query, key, value = (ops.cast(each, self.compute_dtype) for each in self.inputs)
         y = ops.cast(ops.dot_product_attention(query, key, value), "float32")
         mean = ops.sum(ops.square(y)) / (self.shape[0] * self.shape[1])
         return ops.cast(x, "float32") + mean
