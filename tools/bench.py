@@ -270,9 +270,8 @@ def with_work(row: Row, options: argparse.Namespace) -> Row:
       UsageError: --ours has a setting that an arm of tfaccel has not.
     """
     work = {} if row.measure == ROWS_RATE else {name: getattr(options, name) for name in WORK}
-    for arm in row.ours.values():
-        known = listed_settings(arm["program"]) | OF_DRIVER
-        for name in options.ours.keys() - known:
+    for program in {each["program"] for each in row.ours.values()} if options.ours else ():
+        for name in options.ours.keys() - listed_settings(program) - OF_DRIVER:
             raise UsageError(f"--ours: row {row.name} has no setting '{name}'; leave it out")
     work |= {name: str(getattr(options, name).absolute()) for name in {*row.needs} & {*FOLDERS}}
     # If a row compares tfaccel with itself, the processes of both sides have the same setup.
