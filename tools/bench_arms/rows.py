@@ -196,11 +196,11 @@ def network_row(
         rivals["bfloat16, cuDNN's attention"] = rival | {"mode": "default", "attention": "cudnn"}
     needs = {"own": (), "torchvision": ()}.get(facts.source, (facts.source,))
     unit = "tokens" if facts.is_of_tokens else "pixels"
-    own = facts.source == "own"
+    owner = facts.source + ("'" if facts.source.endswith("s") else "'s")
     return Row(
         name,
-        f"{facts.words}, {facts.batch} x {facts.size} {unit} / "
-        f"{'the same' if own else facts.source + chr(39) + 's'} by torch.compile",
+        f"{facts.words}, {facts.batch} x {facts.size:,} {unit} / "
+        f"{'the same' if facts.source == 'own' else owner} by torch.compile",
         goal,
         {each: of_ours | {"precision": each} for each in ("mixed_bfloat16", "mixed_float16")},
         rivals,
