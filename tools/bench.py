@@ -205,7 +205,7 @@ def summary_of(row: Row, found: dict, repeats: int) -> str:
     if found.get("memory ratio") is not None:
         words.append(f"memory {found['memory ratio']:.4g}")
     if row.memory_goal is not None:
-        words.append(f"goal {row.memory_goal:g}")
+        words.append(f"its goal {row.memory_goal:g}")
     return "; ".join([*words, f"after {found['repeats']} of {repeats} turns"])
 
 

@@ -593,7 +593,7 @@ def test_a_time_limit_leaves_out_arms_and_then_turns(bench, fake, a_row, tmp_pat
         return process
 
     rivals = {name: {"values": [2.0] * 3} for name in ("b", "c", "d")}
-    # The third arm begins with 1,080 s left. The fourth would leave too little for stretches.
+    # The third arm begins with 1,080 s left, the fourth with 80: too few, as 100 are for stretches.
     limit = bench.TimeLimit(LIMIT_S, ends=3080, clock=lambda: now[0])
     (found,) = bench.measure_row(a_row(rivals=rivals), start, repeats=3, limit=limit)
     assert (found["repeats"], found["ratio"]) == (1, 1.5)

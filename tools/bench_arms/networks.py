@@ -11,7 +11,7 @@ installation.
 
 import dataclasses
 
-EPOCH_STEPS = 50  # steps of an epoch, which ours trains in one execution; untimed steps of torch
+DROP = 50  # untimed steps of a stretch
 TINY_STEPS = 2
 # The settings of the optimizers. Weight decay is of all weights, as Keras does it.
 OPTIMIZERS = {
@@ -61,6 +61,14 @@ class Network:
     blocks: int = 12
     mlp: int = 3072
     filters: int = 64
+
+    @property
+    def epoch_steps(self) -> int:
+        """The steps of an epoch, which ours trains in one execution: fewer for images, for memory.
+
+        Between two epochs the device waits for `fit`, so epochs of a second or more are wanted.
+        """
+        return self.steps if self.is_of_tokens else min(DROP, self.steps)
 
     @property
     def is_of_tokens(self) -> bool:

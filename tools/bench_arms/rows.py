@@ -183,10 +183,16 @@ def network_row(
         "tiny": tiny,
         "batch": facts.batch,
         "size": facts.size,
-        "drop": networks.TINY_STEPS if tiny else networks.EPOCH_STEPS,
+        "drop": networks.TINY_STEPS if tiny else networks.DROP,
         "steps": facts.steps,
     }
-    of_ours = {"program": "ours_networks.py", "xla": None, "steps_per_execution": "epoch", **work}
+    of_ours = {
+        "program": "ours_networks.py",
+        "xla": None,
+        "epoch_steps": facts.epoch_steps,
+        "steps_per_execution": "epoch",
+        **work,
+    }
     rival = {"program": "torch_networks.py", "dtype": "bfloat16", "attention": "chosen", **work}
     rivals = {
         "bfloat16": rival | {"mode": "default"},

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable
 
-FOR_STRETCHES_S = 90  # four arms with three stretches of 4 seconds and their untimed steps
+FOR_STRETCHES_S = 100  # four arms with three stretches of 4 seconds and their untimed steps
 
 
 @dataclasses.dataclass(frozen=True)
