@@ -1,9 +1,7 @@
-import ast
 import contextlib
 import dataclasses
-import importlib.util
+import functools
 import json
-import os
 import pathlib
 import re
 import signal
@@ -11,95 +9,30 @@ import subprocess
 import sys
 import time
 
+import fake_arms
 import numpy as np
 import PIL.Image
 import psutil
 import pytest
+from fake_arms import FAKE, LIMIT_S, TOOLS
 
-ROOT = pathlib.Path(__file__).parents[2]
-TOOLS = ROOT / "tools"
-TORCH_PYTHON = os.environ.get("TORCH_PYTHON", sys.executable)
-LIMIT_S = 300  # for arms that answer, which takes them a moment; the machine may be slow
-
-# An arm without TensorFlow, which does as its settings say, and notes its turns.
-FAKE = """
-import os, sys, time
-from bench_arms import protocol
-
-def begin(settings):
-    if "notes" in settings:
-        print("at work", flush=True)
-        protocol.write(protocol.pathlib.Path(settings["notes"]), {"id": os.getpid()})
-    if settings.get("dies") == "at once":
-        stack = "".join(f"    @     {address:#x}  (unknown)\\n" for address in range(50))
-        sys.exit(f"something about a GPU\\n{stack}")
-    time.sleep(settings.get("sleeps", 0))
-    values = iter(settings["values"])
-
-    def stretch():
-        with open(settings["turns"], "a") as file:
-            print(settings["name"], file=file)
-        if settings.get("dies") == "later":
-            sys.exit(3)
-        return {settings.get("measure", "images_per_second"): next(values)} | more(settings)
-
-    ready = {"settings": settings, "environment": {"python": "3"}, "seconds_to_first_step": 7.0}
-    return protocol.Arm(ready, stretch)
-
-def more(settings):
-    steps = {"step_seconds": settings["steps"]} if "steps" in settings else {}
-    return steps | settings.get("more", {})
-
-protocol.serve(begin)
-"""
+ROOT = TOOLS.parent
 
 
 @pytest.fixture(scope="module")
 def bench():
-    sys.path.insert(0, str(TOOLS))
-    try:
-        spec = importlib.util.spec_from_file_location("bench", TOOLS / "bench.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+    with fake_arms.loaded_bench() as module:
         yield module
-    finally:
-        sys.path.remove(str(TOOLS))
 
 
 @pytest.fixture
 def fake(tmp_path, bench):
-    """Returns what starts an arm of a program of its own, and the file of turns."""
-    program = tmp_path / "fake.py"
-    program.write_text(FAKE)
-
-    class Silent(bench.ArmProcess):
-        """One that says nothing, for which a second stands for five minutes."""
-
-        def _answer(self, name, limit_s):
-            return super()._answer(name, limit_s / LIMIT_S)
-
-    def start(name, settings, environment):
-        own = {"name": name, "turns": str(tmp_path / "turns")}
-        return (Silent if "sleeps" in settings else bench.ArmProcess)(
-            name,
-            [sys.executable, str(program)],
-            settings | own,
-            environment=os.environ | {"PYTHONPATH": str(TOOLS)} | environment,
-        )
-
-    return start
+    return fake_arms.starter(bench, tmp_path)
 
 
 @pytest.fixture
 def a_row(bench):
-    """Returns a row; by default of one arm each, which give numbers."""
-
-    def make(ours=None, rivals=None, **fields):
-        ours = ours or {"a": {"values": [3.0, 9.0, 4.0]}}
-        rivals = rivals or {"b": {"values": [2.0, 2.0, 2.0]}}
-        return bench.Row("S1", "a / b", 1.5, ours, rivals, **fields)
-
-    return make
+    return functools.partial(fake_arms.row, bench)
 
 
 def row_of(bench, name, gpus=1):
@@ -522,260 +455,6 @@ def test_the_readmes_show_what_the_files_hold(bench):
     assert bench.short_lines(rows, results) in (ROOT / "README.md").read_text()
 
 
-# Rows of networks, and the time limit.
-
-
-def of_network(rates, *, peak_mib, data_mib=0):
-    """Returns the settings of a fake arm of a network's row."""
-    figures = {"peak_memory_mib": peak_mib, "data_mib": data_mib, "step_ms": 2.5}
-    more = figures | {"tokens_per_second": 8000.0}
-    return {"values": rates, "measure": "rows_per_second", "more": more}
-
-
-@pytest.fixture
-def network_of(a_row):
-    """Returns a network's row: ours has 900 MiB beside its batches, the rivals 1,000 and 600."""
-
-    def make(peak_mib=1000, **fields):
-        return a_row(
-            {"a": of_network([2000.0, 1900.0, 2100.0], peak_mib=peak_mib, data_mib=100)},
-            {
-                "quick": of_network([1000.0] * 3, peak_mib=1050, data_mib=50),
-                "small": of_network([950.0] * 3, peak_mib=600),
-            },
-            measure="rows_per_second",
-            **fields,
-        )
-
-    return make
-
-
-def test_memory_is_compared_with_the_least_of_the_rivals_and_without_batches(
-    bench, fake, network_of
-):
-    limit = bench.TimeLimit(LIMIT_S)
-    *_, found = bench.measure_row(network_of(memory_goal=1.4), fake, repeats=3, limit=limit)
-    assert found["memory ratio"] == 1.5
-    assert (found["ratio"], found["is_met"]) == (2, False)  # for memory alone
-    assert found["arms"]["a"]["spread"] == 0.1
-    (found,) = bench.measure_row(network_of(memory_goal=1.5), fake, repeats=1, limit=limit)
-    assert found["is_met"]
-    (found,) = bench.measure_row(network_of(None), fake, repeats=1, limit=limit)
-    assert (found["memory ratio"], found["is_met"]) == (None, True)  # on a CPU, without a goal
-
-
-def test_each_arm_of_a_network_has_a_line(bench, fake, network_of):
-    row = network_of()
-    row.rivals["dead"] = {"values": [], "dies": "at once"}
-    *_, found = bench.measure_row(row, fake, repeats=3, limit=bench.TimeLimit(LIMIT_S))
-    ours, quick, _, dead = bench.arm_lines(found)
-    assert ours == (
-        "  ours a: 2,000 rows/s, 8,000 tokens/s, 2.50 ms a step, spread 10.0%; "
-        "peak 1,000 MiB, 100 of them batches; first step after 7.0 s"
-    )
-    assert quick.startswith("  rival quick: 1,000 rows/s")
-    assert dead == "  rival dead: arm 'dead' ended with exit code 1; its last lines:"
-
-
-def test_a_time_limit_leaves_out_arms_and_then_turns(bench, fake, a_row, tmp_path, capsys):
-    now = [0]
-
-    def start(name, *arguments):
-        now[0] += 1000  # it is set up
-        process = fake(name, *arguments)
-        stretch = process.stretch
-
-        def timed(**limits):
-            now[0] += 20
-            return stretch(**limits)
-
-        process.stretch = timed
-        return process
-
-    rivals = {name: {"values": [2.0] * 3} for name in ("b", "c", "d")}
-    # The third arm begins with 1,080 s left, the fourth with 80: too few, as 100 are for stretches.
-    limit = bench.TimeLimit(LIMIT_S, ends=3080, clock=lambda: now[0])
-    (found,) = bench.measure_row(a_row(rivals=rivals), start, repeats=3, limit=limit)
-    assert (found["repeats"], found["ratio"]) == (1, 1.5)
-    assert (tmp_path / "turns").read_text().split() == ["a", "b", "c"]
-    why = "arm 'd' was not started: the time limit is reached"
-    assert found["rivals"]["d"]["failed"] == why
-    said = capsys.readouterr().err
-    assert f"bench: {why}" in said
-    assert "ends after 1 of 3 turns: the time limit has no room for a further one of 60 s" in said
-
-
-def test_a_row_is_not_begun_at_the_end_of_the_time_limit(bench, capsys, monkeypatch):
-    monkeypatch.setattr(bench, "gpu_names", lambda: ["NVIDIA H200"])
-    monkeypatch.setattr(bench, "measure_with", lambda *_: pytest.fail("it was begun"))
-    assert bench.main(["--rows=S1", "--time-limit=1"]) == 0
-    assert "S1 on 1xH200: not run: the time limit is reached" in capsys.readouterr().out
-
-
-def network_rows(bench, **size):
-    return [each for each in bench.make_rows(batch=8, **size) if each.measure == "rows_per_second"]
-
-
-def test_no_name_of_a_row_begins_with_another(bench):
-    names = {each.name for each in bench.make_rows(batch=8)}
-    assert not [(a, b) for a in names for b in names if a != b and b.startswith(a)]
-
-
-@pytest.mark.parametrize("tiny", [False, True])
-def test_each_network_has_a_row_whose_sides_have_the_same_work(bench, tiny):
-    from bench_arms import networks
-
-    rows = network_rows(bench, tiny=tiny)
-    seen = []
-    for row in rows:
-        arms = [*row.ours.values(), *row.rivals.values()]
-        work = {
-            tuple(each[name] for name in ("network", "tiny", "batch", "size", "drop", "steps"))
-            for each in arms
-        }
-        assert len(work) == 1
-        seen.append(arms[0]["network"])
-        assert {each["mode"] for each in row.rivals.values()} == {"default", "max-autotune"}
-        assert {*row.ours} == {"mixed_bfloat16", "mixed_float16"}
-        assert ("gpu" in row.needs) is not tiny
-        assert "torch" in row.needs
-        ours = bench.with_work(row, bench.parse(["--batch=3"])).ours["mixed_float16"]
-        assert ours["batch"] == networks.find(arms[0]["network"], tiny=tiny).batch
-    assert sorted(seen) == sorted(networks.NETWORKS)
-
-
-def test_both_sides_have_each_network(bench):
-    from bench_arms import keras_networks, networks
-
-    def keys(name):
-        """Returns the keys of a dict that the program of PyTorch, which is not here, makes."""
-        body = ast.parse((TOOLS / "bench_arms" / "torch_models.py").read_text()).body
-        (made,) = (
-            each.value
-            for each in body
-            if isinstance(each, ast.Assign) and each.targets[0].id == name
-        )
-        return {each.value for each in made.keys}
-
-    by_source = {"torchvision": keys("TORCHVISION"), "timm": keys("TIMM")}
-    for network in networks.NETWORKS.values():
-        assert network.model in {*keras_networks.APPLICATIONS, *keras_networks.OWN}
-        assert network.model in by_source.get(network.source, keys("OWN"))
-
-
-def test_networks_of_both_sides_need_no_package(bench):
-    program = ast.parse((TOOLS / "bench_arms" / "networks.py").read_text())
-    imports = [each for each in ast.walk(program) if isinstance(each, ast.Import | ast.ImportFrom)]
-    assert [ast.unparse(each) for each in imports] == ["import dataclasses"]
-
-
-def test_rows_of_networks_need_gpus_or_their_tiny_size_and_packages(bench, monkeypatch):
-    options = bench.parse(["--torch-python=/of/torch"])
-    (bert,) = (each for each in network_rows(bench) if each.name == "L1")
-    assert bench.lacking(bert, options, 0) == "needs 1 GPU, but only 0 can be used"
-    (bert,) = (each for each in network_rows(bench, tiny=True) if each.name == "L1")
-    assert bench.lacking(bert, options, 0).startswith("/of/torch has no torch and torchvision")
-    monkeypatch.setattr(bench, "has_torch", lambda _: True)
-    expected = "/of/torch has no transformers; install it, or use --torch-python"
-    assert bench.lacking(bert, options, 0).startswith(expected)
-    assert bench.has_packages(sys.executable, "numpy")
-    assert not bench.has_packages(sys.executable, "numpy", "no_such_package")
-
-
-def test_arms_of_networks_can_be_left_out_but_not_all_of_a_side(bench, capsys, monkeypatch):
-    row = network_rows(bench)[0]
-    left = bench.without(row, ["max-autotune", "mixed_float16"])
-    assert ([*left.ours], [*left.rivals]) == (["mixed_bfloat16"], ["bfloat16"])
-    assert bench.without(row_of(bench, "S3"), ["bfloat16"]) == row_of(bench, "S3")
-    monkeypatch.setattr(bench, "gpu_names", list)
-    assert bench.main(["--rows=V7", "--leave-out=mixed"]) == 2
-    said = capsys.readouterr().err
-    assert "leaves out all of mixed_bfloat16, mixed_float16 in row V7; each side needs an" in said
-
-
-def test_a_setting_that_a_row_has_not_is_a_mistake_in_the_call(bench):
-    options = bench.parse(['--ours={"loader": "dali_cpu"}'])
-    with pytest.raises(bench.UsageError, match="row V1 has no setting 'loader'; leave it out"):
-        bench.with_work(network_rows(bench)[0], options)
-    options = bench.parse(['--ours={"steps_per_execution": 5}'])
-    ours = bench.with_work(network_rows(bench)[0], options).ours
-    assert {each["steps_per_execution"] for each in ours.values()} == {5}
-
-
-def test_each_arm_of_a_network_compiles_from_nothing(bench, network_of, monkeypatch):
-    folders = []
-
-    class Started(bench.ArmProcess):
-        """An arm that is set up, and no process."""
-
-        def __init__(self, name, command, settings, *, environment):
-            own = {environment[each] for each in bench.CACHES}
-            assert not any(os.listdir(each) for each in own)
-            folders.append(own)
-            self._settings = settings
-
-        def __exit__(self, *_):
-            pass
-
-        def tell_end(self):
-            pass
-
-        def ready(self, **_):
-            return {"settings": self._settings, "environment": {}, "seconds_to_first_step": 1.0}
-
-        def stretch(self, **_):
-            figures = {"rows_per_second": self._settings["values"][0]}
-            return figures | self._settings["more"]
-
-    monkeypatch.setattr(bench, "ArmProcess", Started)
-    monkeypatch.setattr(bench, "command_of", lambda *_, **__: [sys.executable])
-    row = network_of()
-    arms = [*row.ours.values(), *row.rivals.values()]
-    for each in arms:
-        each["program"] = "of/the/test.py"
-    list(bench.measure_with(row, bench.parse(["--repeats=1"]), 0))
-    assert len(set.union(*folders)) == len(folders) == 3
-
-
-def test_the_table_shows_memory_beside_its_goal(bench, tmp_path):
-    facts = {"gpus": 1, "hardware": "1xH100", "date": "2026-11-28", "ratio": 1.2}
-    for name, ratio in (("V7", 1.0004), ("V6", 1.21)):
-        result = {**facts, "row": name, "memory ratio": ratio}
-        (tmp_path / f"speed-{name}-1xH100.json").write_text(json.dumps(result))
-    lines = bench.speed_table(bench.make_rows(batch=256), tmp_path)
-    assert "| 1.2; memory 1.0004 | 1.1 or more; memory 1 or less |" in lines
-    assert "| 1.2; memory 1.21 | 1.25 or more | 1xH100, 2026-11-28 |" in lines
-
-
-def test_a_decoder_sees_no_later_token_and_has_a_tied_head(bench):
-    from bench_arms import keras_networks, networks
-
-    network = networks.find("gpt2", tiny=True)
-    model = keras_networks.build(network)
-    shapes = [tuple(each.shape) for each in model.trainable_variables]
-    assert shapes.count((network.vocabulary, network.width)) == 1
-    assert (network.width, network.vocabulary) not in shapes
-    ids = np.arange(2 * network.size).reshape(2, -1) % network.vocabulary
-    later = ids.copy()
-    later[:, 5:] = 0
-    both = [np.array(model(each)) for each in (ids, later)]
-    assert both[0].shape == (2, network.size, network.vocabulary)
-    np.testing.assert_allclose(both[0][:, :5], both[1][:, :5], atol=1e-6)
-    assert np.abs(both[0][:, 5:] - both[1][:, 5:]).max() > 1e-3
-
-
-def test_attention_alone_is_the_mean_square_of_an_attention(bench):
-    from bench_arms import keras_networks, networks
-
-    model = keras_networks.build(networks.find("attention", tiny=True))
-    query, key, value = (each.numpy().astype(float) for each in model.trainable_variables)
-    scores = np.einsum("bqhd,bkhd->bhqk", query, key) / np.sqrt(query.shape[-1])
-    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
-    y = np.einsum("bhqk,bkhd->bqhd", weights, value)
-    expected = (y**2).sum((2, 3)).mean()
-    np.testing.assert_allclose(model(np.zeros((1, 1))), [[expected]], rtol=1e-5)
-
-
 # The arms themselves, at a size for the CPU.
 
 SMALL = (
@@ -856,40 +535,3 @@ def test_an_arm_of_two_processes_runs(bench):
     options = bench.parse([*SMALL, "--repeats=2"])
     *_, found = bench.measure_with(row, options, 0)
     check_arms(found)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["V4", "V6", "V7", "L1", "L3", "L4", "L5"])
-def test_arms_of_networks_run(bench, name):
-    """V1, V2, V3 and V5 differ from V4 by a name, and L2 from L1 by its size."""
-    (row,) = (each for each in network_rows(bench, tiny=True) if each.name == name)
-    first, second = row.ours.items()  # in place of the rivals, which need torch
-    row = dataclasses.replace(row, ours=dict([first]), rivals=dict([second]))
-    (found,) = bench.measure_with(row, bench.parse(["--repeats=1"]), 0)
-    check_network(found)
-    assert len(list(bench.arm_lines(found))) == 2
-
-
-def check_network(found):
-    arms = [*found["arms"].values(), *found["rivals"].values()]
-    for arm in arms:
-        (stretch,) = arm["stretches"]
-        assert stretch["rows_per_second"] > 0
-        assert stretch["timed_steps"] == 2
-        expected = 2 * arm["settings"]["batch"] / stretch["seconds"]
-        assert stretch["rows_per_second"] == pytest.approx(expected)
-        assert arm["seconds_to_first_step"] > 0
-    return [each["parameters"] for each in arms]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["V6", "L3"])
-def test_arms_of_compiled_networks_run(bench, name):
-    """Their networks are our own, so both sides have as many parameters."""
-    if not bench.has_torch(TORCH_PYTHON):
-        pytest.skip("torch and torchvision are not installed; set TORCH_PYTHON")
-    (row,) = (each for each in network_rows(bench, tiny=True) if each.name == name)
-    flags = ["--repeats=1", f"--torch-python={TORCH_PYTHON}"]
-    row = bench.without(row, ["max-autotune", "mixed_float16"])
-    (found,) = bench.measure_with(row, bench.parse(flags), 0)
-    assert len(set(check_network(found))) == 1
