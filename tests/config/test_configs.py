@@ -41,6 +41,12 @@ def write_images(folder, suffix, count, sizes, *, channels=3):
         PIL.Image.fromarray(pixels.squeeze()).save(file)
 
 
+def cifar10_png(root):
+    write_images(root / "train", ".png", 40, [(32, 32)])
+    write_images(root / "test", ".png", 20, [(32, 32)])
+    return root
+
+
 def mnist(root):
     write_images(root / "training", ".png", 70, [(28, 28)], channels=1)
     write_images(root / "testing", ".png", 10, [(28, 28)], channels=1)
@@ -67,6 +73,7 @@ EXPERIMENTS = {
     "imagenet_resnet50": (imagenet, 3, "accuracy"),
     "restoration": (None, 54, "psnr"),
     "photos": (None, 23, "accuracy"),
+    "vit": (cifar10, 3, "accuracy"),
 }
 
 
@@ -83,6 +90,7 @@ def test_every_config_is_tried_here():
         ("photos", {}),
         ("cifar10", {}),  # half a minute
         ("imagenet_resnet50", {"runtime.xla": False}),
+        ("vit", {}),
     ],
 )
 def test_trains_measures_and_exports_at_its_smoke_size(name, changes, tmp_path):
@@ -96,6 +104,40 @@ def test_trains_measures_and_exports_at_its_smoke_size(name, changes, tmp_path):
     assert set(result["metrics"]) >= {"loss", metric, "val_loss", f"val_{metric}"}
     assert all(map(np.isfinite, result["metrics"].values()))
     assert (pathlib.Path(result["export"]) / "saved_model.pb").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "make_data", "steps"),
+    [("tiny_smoke", cifar10_png, 3), ("small_smoke", imagenet, 2), ("base_smoke", imagenet, 2)],
+)
+def test_the_vit_trains_on_each_kind_of_files(size, make_data, steps, tmp_path):
+    config = get_config("vit", size)
+    config.data.root = str(make_data(tmp_path / "data"))
+    result = train.run(parse(config), workdir=tmp_path / "run")
+    assert result["steps"] == steps
+    assert all(map(np.isfinite, result["metrics"].values()))
+    assert (pathlib.Path(result["export"]) / "saved_model.pb").is_file()
+
+
+@pytest.mark.parametrize(
+    ("size", "name", "patch_size", "side", "epochs", "cutmix"),
+    [
+        ("", "vit_tiny", 4, 32, 300, 1.0),
+        ("tiny", "vit_tiny", 4, 32, 300, 1.0),
+        ("small", "vit_small", 16, 224, 90, 0.0),
+        ("base", "vit_base", 16, 224, 300, 1.0),
+    ],
+)
+def test_the_sizes_of_the_vit(size, name, patch_size, side, epochs, cutmix):
+    config = parse(get_config("vit", size))
+    assert config.model.name == name
+    assert (config.vit.patch_size, config.data.image_size) == (patch_size, (side, side))
+    assert (config.train.epochs, config.train.warmup_epochs) == (epochs, epochs / 10)
+    assert config.step.cutmix_alpha == cutmix
+    smoke = parse(get_config("vit", f"{size}_smoke" if size else "smoke"))
+    assert (smoke.model.name, smoke.train.epochs, smoke.vit.depth) == (name, 1, 2)
+    assert smoke.data.image_size == config.data.image_size
 
 
 @pytest.mark.parametrize("name", ["digits", *EXPERIMENTS])

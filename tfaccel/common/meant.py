@@ -205,8 +205,8 @@ COMMANDS = {
     "curves graph draw": "; did you mean `tfaccel plot runs/a runs/b`?",
     "version": "; did you mean `tfaccel --version`?",
     "models list list-models": (
-        "; 'model.name' in a config takes mnist_cnn, cifar_resnet, restoration_cnn or any "
-        "architecture of keras.applications"
+        "; 'model.name' in a config takes mnist_cnn, cifar_resnet, restoration_cnn, vit_tiny, "
+        "vit_small, vit_base, vit_large or any architecture of keras.applications"
     ),
 }
 COMMAND_OF = {word: truth for words, truth in COMMANDS.items() for word in words.split()}
