@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfaccel
-from tfaccel.attention.choose import Attentions, attentions_on
+from tfaccel.step.attention.choose import Attentions, attentions_on
 
 pytestmark = pytest.mark.gpu
 

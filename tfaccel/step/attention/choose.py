@@ -7,9 +7,9 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from tfaccel.attention import flash
 from tfaccel.common.run_log import summary
 from tfaccel.keras_internals.attention import has_gradient
+from tfaccel.step.attention import flash
 
 log = logging.getLogger("tfaccel")
 

@@ -13,10 +13,10 @@ from keras import layers, ops
 from keras.src.backend.common import global_state
 from tensorflow.compiler.tf2xla.python import xla
 
-from tfaccel.attention import choose, cudnn_calls, flash, masks
-from tfaccel.attention.choose import Attentions
 from tfaccel.config import StepConfig
 from tfaccel.keras_internals.attention import attention_by, obey_flash_attention
+from tfaccel.step.attention import choose, cudnn_calls, flash, masks
+from tfaccel.step.attention.choose import Attentions
 
 B, T, S, N, H = 2, 6, 10, 4, 8
 
