@@ -9,6 +9,7 @@ from tfaccel import UserError
 from tfaccel.config import TrainConfig, VitConfig
 from tfaccel.experiment import models
 from tfaccel.experiment.recipe import make_optimizer, make_schedule
+from tfaccel.training.own_scaling import unscaled
 
 SMALL = {"patch_size": 4, "width": 16, "depth": 2, "heads": 2, "mlp_width": 24}
 SHAPE = (8, 12, 3)
@@ -199,6 +200,11 @@ def test_any_program_reads_its_file(tmp_path):
     np.testing.assert_array_equal(read(images_of(2)), model(images_of(2)))
     # No layer of tfaccel's own, which a program would have to import.
     assert {type(each).__module__.partition(".")[0] for each in model.layers} == {"keras"}
+
+
+def test_pixels_of_0_to_255_are_noticed():
+    assert "does not scale them before layer tokens" in unscaled(small(), (0.0, 255.0))
+    assert not unscaled(small(pooling="class_token"), (-1.0, 1.0))
 
 
 @pytest.mark.parametrize(
