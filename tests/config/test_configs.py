@@ -146,6 +146,8 @@ def vit_on_digits(epochs):
         "train.epochs": epochs,
         "train.learning_rate": 2e-3,
         "train.base_batch_size": None,
+        "train.steps_per_execution": None,
+        "checkpoint.every_epochs": epochs,
         "step.mixup_alpha": 0.2,
         "step.cutmix_alpha": 0.0,
         "vit.stochastic_depth": 0.0,

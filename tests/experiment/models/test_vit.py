@@ -138,8 +138,9 @@ def test_weights_begin_as_in_the_papers_code():
     assert not np.any(model.get_layer("logits").kernel)
 
 
-def test_logits_are_float32_and_all_but_the_head_computes_in_bfloat16():
-    keras.config.set_dtype_policy("mixed_bfloat16")
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_logits_are_float32_and_all_but_the_head_computes_in_two_bytes(policy):
+    keras.config.set_dtype_policy(policy)
     try:
         model = small(dropout=0.1, stochastic_depth=0.1)
     finally:
