@@ -232,6 +232,22 @@ def padded(ids):
         (padded, False, 1),
         (lambda ids: ops.ones((1, 1, T, S), bool), False, 0),
         (lambda ids: ops.logical_not(triangle())[None, None], False, 1),
+        (  # as in KerasHub, whose padding mask is an input of whole numbers
+            lambda ids: ops.cast(
+                ops.minimum(ops.expand_dims(ids, 1)[:, None], ops.cast(triangle(), "int32")), bool
+            ),
+            True,
+            1,
+        ),
+        (lambda ids: ops.cast(ops.multiply(ids[:, None, None], triangle()), bool), True, 1),
+        (  # fractions may become zero
+            lambda ids: ops.cast(
+                ops.cast(ops.minimum(ids[:, None, None] / 2, ops.cast(triangle(), "float32")), int),
+                bool,
+            ),
+            False,
+            1,
+        ),
         (lambda ids: ops.logical_or(padded(ids), triangle()[None, None]), False, 1),
         (
             lambda ids: ops.cast(
@@ -387,3 +403,57 @@ def test_flash_attention_of_a_layer():
 def test_no_gpu_no_flash():
     assert choose.attentions_on(["/cpu:0"], wanted=True) is None
     assert choose.attentions_on(["/cpu:0"], wanted=False) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
+def test_models_of_keras_hub(monkeypatch, name):
+    """Their attentions are computed by cuDNN, and the causal part of their masks is found."""
+    hub = pytest.importorskip("keras_hub").models
+    sizes = {"vocabulary_size": 20, "num_layers": 2, "hidden_dim": 32, "intermediate_dim": 64}
+    make = {
+        "llama": lambda: hub.LlamaBackbone(num_query_heads=4, num_key_value_heads=2, **sizes),
+        "gpt2": lambda: hub.GPT2Backbone(num_heads=4, max_sequence_length=8, dropout=0, **sizes),
+        "bert": lambda: hub.BertBackbone(num_heads=4, max_sequence_length=8, dropout=0, **sizes),
+    }[name]
+    found = []
+
+    class Noted(Counted):
+        def __call__(self, direct, query, key, value, mask=None, **kwargs):
+            parts = masks.causal_and_rest(mask, rows=8, key_rows=8)
+            found.append((parts[0], len(parts[1])))
+            return super().__call__(direct, query, key, value, mask=mask, **kwargs)
+
+    backbone = None
+
+    def model():
+        nonlocal backbone
+        backbone = make()
+        x = backbone.output["sequence_output"] if name == "bert" else backbone.output
+        outputs = layers.Dense(3, dtype="float32")(x)
+        return keras.Model(backbone.input, outputs)
+
+    rng = np.random.default_rng(0)
+    x = {"token_ids": rng.integers(1, 20, (8, 8)), "padding_mask": np.ones((8, 8), int)}
+    x["padding_mask"][::2, 5:] = 0
+    if name == "bert":
+        x["segment_ids"] = np.zeros((8, 8), int)
+    losses = {}
+    for on in (True, False):
+        keras.utils.set_random_seed(0)
+        attend = Noted() if on else None
+        monkeypatch.setattr("tfaccel.step.functions.attentions_on", lambda *a, e=attend, **k: e)
+        keras.config.set_dtype_policy("mixed_bfloat16")
+        try:
+            made = compiled(
+                model,
+                1,
+                optimizer=keras.optimizers.SGD(0.1),
+                loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            )
+        finally:
+            keras.config.set_dtype_policy("float32")
+        history = made.fit(x, x["token_ids"] % 3, batch_size=4, epochs=2, shuffle=False, verbose=0)
+        losses[on] = history.history["loss"]
+    assert set(found) == {(name != "bert", 1)}
+    np.testing.assert_allclose(losses[True], losses[False], rtol=2e-2)
