@@ -98,7 +98,7 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool, flash_atten
     replicas = local_replicas(strategy)
     attention = attentions_on([each.device for each in replicas], wanted=xla and flash_attention)
     replicas = [each.like(attention=attention) for each in replicas]
-    choose = functools.partial(in_xla.Choice, model, said=set())
+    choose = functools.partial(in_xla.Choice, model, said=set(), attention=attention)
     choices = [choose(wanted=xla) for _ in range(3)]
     eagerly = runs_eagerly(model)
     for each in choices if not eagerly else ():

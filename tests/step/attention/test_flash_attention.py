@@ -15,6 +15,7 @@ from tensorflow.compiler.tf2xla.python import xla
 
 from tfaccel.config import StepConfig
 from tfaccel.keras_internals.attention import attention_by, obey_flash_attention
+from tfaccel.step import in_xla
 from tfaccel.step.attention import choose, cudnn_calls, flash, masks
 from tfaccel.step.attention.choose import Attentions
 
@@ -398,6 +399,34 @@ def test_flash_attention_of_a_layer():
         assert Counted.count == 0
     finally:
         global_state.set_global_attribute("flash_attention", None)
+
+
+def test_what_cudnn_refuses_is_plain():
+    """An error of cuDNN, which comes while XLA compiles, turns flash attention off."""
+    attend, direct = Attentions(), keras.ops.dot_product_attention
+    forgotten, calls = [], []
+    message = "hidden_dim is wrong\nin external/xla/xla/stream_executor/cuda/cuda_dnn.cc(6842)"
+
+    def step():
+        attend(direct, *inputs("bfloat16"))
+        calls.append(attend._off)
+        if attend._off is None:
+            raise tf.errors.InternalError(None, None, message)
+        return "trained"
+
+    choice = in_xla.Choice(keras.Sequential(), wanted=True, attention=attend)
+    run = functools.partial(choice.run, step, (), forget=lambda: forgotten.append(True))
+    assert run() == run() == "trained"
+    assert (len(calls), forgotten, choice.on) == (3, [True], True)
+    assert any("cuDNN refused one: hidden_dim is wrong" in each for each in attend._said)
+    other = Attentions()
+    choice = in_xla.Choice(keras.Sequential(), wanted=True, attention=other)
+    with pytest.raises(tf.errors.InternalError):  # it is not of an attention
+        choice.run(lambda: calls.append(1) or step_that_fails(), (), forget=forgotten.clear)
+
+
+def step_that_fails():
+    raise tf.errors.InternalError(None, None, "cuda_dnn.cc")
 
 
 def test_no_gpu_no_flash():
