@@ -100,7 +100,7 @@ def setup(
       xla: whether steps are compiled with XLA. None turns XLA on with GPUs, and off on the CPU,
         where it makes most steps slower.
       flash_attention: whether cuDNN's flash kernels compute attentions in steps that XLA compiles
-        for GPUs: see tfaccel/attention/README.md.
+        for GPUs: see tfaccel/step/attention/README.md.
       compile_cache: whether to keep what XLA compiles for a GPU for the next process.
       seed: the seed of weights, dropout, data order and augmentation.
       deterministic: whether two equal runs give the same bits; it may select slower kernels.

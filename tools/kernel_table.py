@@ -12,6 +12,9 @@ limit is needed because a kernel may read only a slice of an operand. On an H200
 4.4 of the memory's 4.8 TB/s (ResNet-50, 2026-11-22). On an H100, no large kernel exceeded 3.2 of
 3.35 TB/s (2026-11-26).
 
+A third list has XLA's kernels by the TensorFlow operation that they come from, with the numbers of
+layers left out. So the same operation of all layers is one line.
+
 The program relies on names of TensorFlow 2.21: tensorflow.tsl.profiler.protobuf.xplane_pb2, and its
 planes "/device:GPU:N" with lines "Stream ...", "/host:CPU", and "/host:metadata" with programs
 ("Hlo Proto", of tensorflow.compiler.xla.service.hlo_pb2).
@@ -70,13 +73,14 @@ def main(arguments: Sequence[str]) -> int:
     space = xplane_pb2.XSpace.FromString(files[-1].read_bytes())
     host = [span for plane in space.planes if "/host:CPU" in plane.name for span in spans(plane)]
     gpus = [plane for plane in space.planes if plane.name.startswith("/device:GPU")]
-    sizes = bytes_of_operations(space)
+    sizes, of_tensorflow = bytes_of_operations(space), sources_of_operations(space)
     tables = []
     for plane in gpus:
         if kernels := spans(plane, "Stream"):
             where = table(kernels, host, options.steps, options.kernels)
             beyond = bytes_table(kernels, sizes, options.steps, options.kernels, options.bandwidth)
-            tables.append("\n".join([plane.name, *where, *beyond]))
+            sources = source_table(kernels, sizes, of_tensorflow, options.steps, options.kernels)
+            tables.append("\n".join([plane.name, *where, *beyond, *sources]))
     print("\n\n".join(tables) or f"{options.folder}: the profile has no GPU kernels")
     return 0 if tables else 1
 
@@ -160,6 +164,16 @@ def bytes_of_operations(space) -> dict[tuple[str, str], int]:
     return sizes
 
 
+def sources_of_operations(space) -> dict[tuple[str, str], str]:
+    """Returns TensorFlow's name of each operation in XLA's programs, without numbers of layers."""
+    return {
+        (module.name, each.name): re.sub(r"\d+", "#", each.metadata.op_name) or "(no name)"
+        for module in programs(space)
+        for computation in module.computations
+        for each in computation.instructions
+    }
+
+
 def programs(space) -> Iterator[hlo_pb2.HloModuleProto]:
     """Yields the XLA programs in a profile."""
     for plane in space.planes:
@@ -211,6 +225,28 @@ def bytes_table(
             f"{seconds[key]:8.2f} {each:6.2f} {moved[key] / BYTES_PER_GB:6.2f}  "
             f"{key[1]} ({', '.join(times[key])[:60]})"
         )
+
+
+def source_table(
+    kernels: list[Span],
+    sizes: Mapping[tuple[str, str], int],
+    sources: Mapping[tuple[str, str], str],
+    steps: int,
+    num_kernels: int,
+) -> Iterator[str]:
+    """Yields the text lines about XLA kernels by the TensorFlow operation that they come from."""
+    milliseconds, counts, moved = (collections.Counter() for _ in range(3))
+    for each in kernels:
+        if source := sources.get(each.operation):
+            milliseconds[source] += (each.end - each.start) / PS_PER_MS / steps
+            counts[source] += 1 / steps
+            moved[source] += sizes[each.operation] / BYTES_PER_GB / steps
+    if not milliseconds:
+        return
+    yield "by TensorFlow's operation: ms per step, kernels per step, GB at most, name:"
+    for source, each in milliseconds.most_common(num_kernels):
+        name = source if len(source) < 100 else f"...{source[-97:]}"
+        yield f"{each:8.2f} {counts[source]:6.1f} {moved[source]:6.2f}  {name}"
 
 
 def kind_of(name: str) -> str:

@@ -67,6 +67,8 @@ OF_EXPERIMENTS = (
     ([DIGITS, "--config.data.root={}/run"], "holds no folders"),
     ([DIGITS, "--config.data.root={}/photographs"], "did you mean 'train'?"),
     ([DIGITS, "--config.model.name=resnet5"], "did you mean 'resnet50'?"),
+    ([DIGITS, "--config.model.name=vit_tiny"], "vit.patch_size=16 does not divide image_size=8,8"),
+    ([DIGITS, "--config.vit.patch_size=2"], "which has no such setting; remove it, or set model."),
     ([DIGITS, "--config.train.optimizer=adamww"], "did you mean 'adamw'?"),
     ([DIGITS, "--config.train.monitor=val_acuracy"], "did you mean 'val_accuracy'?"),
     ([DIGITS, "--config.model.weights={}/empty"], "is no file that ends in"),

@@ -10,8 +10,10 @@ import pytest
 from absl import flags
 from ml_collections import config_flags
 
+from tfaccel import UserError
 from tfaccel.config import parse
 from tfaccel.data.blurred import ensure_blurred
+from tfaccel.data.digits import ensure_digits
 from tfaccel.experiment import train
 from tfaccel.experiment.metrics import PSNR
 
@@ -41,6 +43,12 @@ def write_images(folder, suffix, count, sizes, *, channels=3):
         PIL.Image.fromarray(pixels.squeeze()).save(file)
 
 
+def cifar10_png(root):
+    write_images(root / "train", ".png", 40, [(32, 32)])
+    write_images(root / "test", ".png", 20, [(32, 32)])
+    return root
+
+
 def mnist(root):
     write_images(root / "training", ".png", 70, [(28, 28)], channels=1)
     write_images(root / "testing", ".png", 10, [(28, 28)], channels=1)
@@ -67,6 +75,7 @@ EXPERIMENTS = {
     "imagenet_resnet50": (imagenet, 3, "accuracy"),
     "restoration": (None, 54, "psnr"),
     "photos": (None, 23, "accuracy"),
+    "vit": (cifar10, 3, "accuracy"),
 }
 
 
@@ -83,6 +92,7 @@ def test_every_config_is_tried_here():
         ("photos", {}),
         ("cifar10", {}),  # half a minute
         ("imagenet_resnet50", {"runtime.xla": False}),
+        ("vit", {}),
     ],
 )
 def test_trains_measures_and_exports_at_its_smoke_size(name, changes, tmp_path):
@@ -96,6 +106,99 @@ def test_trains_measures_and_exports_at_its_smoke_size(name, changes, tmp_path):
     assert set(result["metrics"]) >= {"loss", metric, "val_loss", f"val_{metric}"}
     assert all(map(np.isfinite, result["metrics"].values()))
     assert (pathlib.Path(result["export"]) / "saved_model.pb").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "make_data", "steps"),
+    [("tiny_smoke", cifar10_png, 3), ("small_smoke", imagenet, 2), ("base_smoke", imagenet, 2)],
+)
+def test_the_vit_trains_on_each_kind_of_files(size, make_data, steps, tmp_path):
+    config = get_config("vit", size)
+    config.data.root = str(make_data(tmp_path / "data"))
+    result = train.run(parse(config), workdir=tmp_path / "run")
+    assert result["steps"] == steps
+    assert all(map(np.isfinite, result["metrics"].values()))
+    assert (pathlib.Path(result["export"]) / "saved_model.pb").is_file()
+
+
+def vit_on_digits(epochs):
+    """The ViT's config with the embedded digits: 16 patches of 2 x 2, four blocks."""
+    config = get_config("vit", "")
+    changes = {
+        "runtime.precision": "float32",
+        "data.root": str(ensure_digits()),
+        "data.train": "training",
+        "data.test": "testing",
+        "data.image_size": (8, 8),
+        "data.channels": 1,
+        "data.mean": 0.5,
+        "data.std": 0.5,
+        "data.global_batch_size": 64,
+        "train_images.horizontal_flip": False,
+        "train_images.shift_pixels": 0,  # a pixel is much of 8 x 8
+        "train_images.saturation": 0.0,
+        "vit.patch_size": 2,
+        "vit.width": 64,
+        "vit.heads": 4,
+        "vit.depth": 4,
+        "vit.mlp_width": 128,
+        "train.epochs": epochs,
+        "train.learning_rate": 2e-3,
+        "train.base_batch_size": None,
+        "train.steps_per_execution": None,
+        "checkpoint.every_epochs": epochs,
+        "step.mixup_alpha": 0.2,
+        "step.cutmix_alpha": 0.0,
+        "vit.stochastic_depth": 0.0,
+    }
+    with config.ignore_type():
+        config.update_from_flattened_dict(changes)
+    return config
+
+
+@pytest.mark.slow
+def test_the_vit_learns_digits(tmp_path):
+    result = train.run(parse(vit_on_digits(40)), workdir=tmp_path / "run")
+    # 97.2% on 2 CPU cores, 2026-11-28.
+    assert result["metrics"]["val_accuracy"] > 0.95
+
+
+@pytest.mark.slow
+def test_the_vit_resumes_with_the_same_bits(tmp_path):
+    config = get_config("vit", "smoke")
+    config.data.root = str(cifar10_png(tmp_path / "data"))
+    config.runtime.deterministic = True
+    config.vit.dropout = 0.1  # the draws of which go on, as those of stochastic depth
+    config.train.decay, config.train.warmup_epochs = "constant", 0.0  # so that epochs may change
+    train.run(parse(config), workdir=tmp_path / "stopped")
+    config.train.epochs = 2
+    resumed = train.run(parse(config), workdir=tmp_path / "stopped", resume="required")
+    whole = train.run(parse(config), workdir=tmp_path / "whole")
+    assert resumed["metrics"] == whole["metrics"]
+    config.vit.depth = 3
+    with pytest.raises(UserError, match=r"is of another run: vit.depth 2 -> 3; undo"):
+        train.run(parse(config), workdir=tmp_path / "stopped")
+
+
+@pytest.mark.parametrize(
+    ("size", "name", "patch_size", "side", "epochs", "cutmix"),
+    [
+        ("", "vit_tiny", 4, 32, 300, 1.0),
+        ("tiny", "vit_tiny", 4, 32, 300, 1.0),
+        ("small", "vit_small", 16, 224, 90, 0.0),
+        ("base", "vit_base", 16, 224, 300, 1.0),
+    ],
+)
+def test_the_sizes_of_the_vit(size, name, patch_size, side, epochs, cutmix):
+    config = parse(get_config("vit", size))
+    assert config.model.name == name
+    assert (config.vit.patch_size, config.data.image_size) == (patch_size, (side, side))
+    assert (config.train.epochs, config.train.warmup_epochs) == (epochs, epochs / 10)
+    assert config.step.cutmix_alpha == cutmix
+    smoke = parse(get_config("vit", f"{size}_smoke" if size else "smoke"))
+    assert (smoke.model.name, smoke.train.epochs, smoke.vit.depth) == (name, 1, 2)
+    assert smoke.data.image_size == config.data.image_size
 
 
 @pytest.mark.parametrize("name", ["digits", *EXPERIMENTS])

@@ -21,6 +21,7 @@ from keras.src import backend
 from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.backend.tensorflow import nn
 from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
@@ -44,7 +45,7 @@ from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceStrategy
 from tensorflow.python.distribute.values import DistributedVariable
-from tensorflow.python.eager import context
+from tensorflow.python.eager import context, record
 from tensorflow.python.eager.polymorphic_function import concrete_function, function_context
 from tensorflow.python.framework import config as tf_config
 from tensorflow.python.framework import kernels, op_def_registry, ops
@@ -1285,6 +1286,87 @@ def _(monkeypatch):
 
     owner = distribute_lib.ReplicaContext
     return isinstance(context, owner) and called_in(monkeypatch, owner, names, run) == names
+
+
+ATTENTIONS = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+
+
+def attention_of(layer, **settings):
+    sizes = (4, 2, 1) if layer is keras.layers.GroupQueryAttention else (2, 4)
+    return layer(*sizes, **settings)
+
+
+@canary("nn.dot_product_attention", "computes the attention of layers without dropout")
+def _(monkeypatch):
+    names = ["dot_product_attention"]
+    x = tf.ones((1, 3, 8))
+    return all(
+        called_in(monkeypatch, nn, names, lambda each=each: attention_of(each)(x, x)) == names
+        for each in ATTENTIONS
+    )
+
+
+@canary("_compute_attention", "computes a layer's attention, and is told whether it trains")
+def _(monkeypatch):
+    x, found = tf.ones((1, 3, 8)), []
+    for each in ATTENTIONS:
+        own = each._compute_attention
+        bind = inspect.signature(own).bind
+
+        def noted(*args, own=own, bind=bind, **kwargs):
+            found.append(bind(*args, **kwargs).arguments["training"])
+            return own(*args, **kwargs)
+
+        monkeypatch.setattr(each, "_compute_attention", noted)
+        attention_of(each)(x, x, training=True)
+    return found == [True, True]
+
+
+@canary("_dropout", "is the rate of MultiHeadAttention, and `dropout` that of GroupQueryAttention")
+def _():
+    rates = [attention_of(each, dropout=0.5) for each in ATTENTIONS]
+    return rates[0]._dropout == rates[1].dropout == 0.5 and not hasattr(rates[1], "_dropout")
+
+
+@canary("_return_attention_scores", "is what GroupQueryAttention was called with")
+def _():
+    x, layer = tf.ones((1, 3, 8)), attention_of(keras.layers.GroupQueryAttention)
+    layer(x, x, return_attention_scores=True)
+    return layer._return_attention_scores
+
+
+@canary("_flash_attention", "is what a layer asks for, and False becomes None")
+def _():
+    asked = (True, None, False)
+    found = [
+        [attention_of(each, flash_attention=a)._flash_attention for a in asked]
+        for each in ATTENTIONS
+    ]
+    # After `obey_flash_attention`, which a test before this one may have called, False is kept.
+    return all(each[:2] == [True, None] and not each[2] for each in found)
+
+
+@canary("xla.call_module", "puts StableHLO into a compiled function")
+def _():
+    text = """module @m { func.func public @main(%x: tensor<2xf32>) -> (tensor<2xf32>) {
+      %y = stablehlo.add %x, %x : tensor<2xf32>
+      return %y : tensor<2xf32> } }"""
+    specs = {"Tout": [tf.float32], "Sout": [tf.TensorShape([2])]}
+
+    @tf.function(jit_compile=True)
+    def run(x):
+        return xla.call_module([x], version=9, module=text, platforms=["CPU"], **specs)
+
+    return list(run(tf.ones(2))[0].numpy()) == [2.0, 2.0]
+
+
+@canary("record.should_record_backprop", "tells whether a tape wants a tensor's gradient")
+def _():
+    watched, other = tf.ones(2), tf.ones(2)
+    with tf.GradientTape() as tape:
+        tape.watch(watched)
+        found = [record.should_record_backprop([each]) for each in (watched * 2, other * 2)]
+    return found == [True, False]
 
 
 @pytest.mark.parametrize(("name", "does"), CANARIES, ids=[f"{n} {d}" for n, d in CANARIES])

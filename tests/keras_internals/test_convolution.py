@@ -91,6 +91,21 @@ def test_of_grey_pixels_too(size, padding):
     assert "Conv2D" not in operations(model, x)
 
 
+@pytest.mark.parametrize(
+    ("size", "padding", "shape"),
+    [
+        (2, "valid", (7, 5, 3)),
+        ((2, 3), "same", (4, 6, 3)),
+        pytest.param(2, "same", (4, 6, 1), marks=pytest.mark.slow),
+        pytest.param((3, 1), "valid", (7, 5, 12), marks=pytest.mark.slow),
+    ],
+)
+def test_of_patches_too(size, padding, shape):
+    model = sequential(layers.Conv2D(4, size, strides=size, padding=padding), shape=shape)
+    assert_alike(model, x := values((2, *shape)))
+    assert "Conv2D" not in operations(model, x)
+
+
 def assert_alike(model, x):
     theirs = trained(model, x, paths=contextlib.nullcontext)
     received = trained(model, x, paths=ours(), xla=True)

@@ -45,6 +45,8 @@ def program(space, operations):
         operation = computation.instructions.add(name=name, id=number, operand_ids=operands)
         operation.shape.element_type = getattr(xla_data_pb2, dtype)
         operation.shape.dimensions.extend(dimensions)
+        if "fusion" in name:
+            operation.metadata.op_name = f"model/layer_{number}/Sum"
     metadata = space.planes.add(name="/host:metadata")
     metadata.stat_metadata[1].name = "Hlo Proto"
     proto = hlo_pb2.HloProto(hlo_module=module).SerializeToString()
@@ -127,6 +129,8 @@ def test_says_where_a_steps_time_goes(run, trace):
         "those that exceed that time most: ms per step, ms beyond it, GB, name:",
         "1.00 0.38 2.50 input_reduce_fusion.7 (input_reduce_fusion_7)",
         "2.00 0.00 8.00 loop_convert_fusion (loop_convert_fusion)",
+        "by TensorFlow's operation: ms per step, kernels per step, GB at most, name:",
+        "3.00 2.0 43.50 model/layer_#/Sum",
     ]
     assert second.startswith("/device:GPU:1")
     assert "0.50 ms copy" in " ".join(second.split())

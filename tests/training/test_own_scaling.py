@@ -116,6 +116,12 @@ def convolution(*first):
         convolution(),
         convolution(layers.RandomFlip(), layers.ZeroPadding2D()),
         [layers.Flatten(), layers.Dense(3, name="conv")],
+        [
+            layers.Permute((2, 1, 3)),
+            layers.Reshape((5, 6)),
+            layers.ZeroPadding1D(1),
+            layers.EinsumDense("btp,pw->btw", (7, 3), bias_axes="tw", name="conv"),
+        ],
     ],
 )
 @pytest.mark.parametrize("nested", [False, True])

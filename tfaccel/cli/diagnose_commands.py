@@ -70,9 +70,9 @@ def audit(values: flags.FlagValues, _: str) -> int:
     about="""
         Trains small models on this machine's replicas, and on one device with plain Keras, and
         compares the two: loss, weights, clipping, accumulation, batch norm, a partial batch, a GAN
-        of two optimizers, an averaged copy of the weights, a masked loss, overflow on each replica,
-        save and load, XLA. Prints a row for each check. The exit code is 1 if a check fails. This
-        takes minutes, mostly for compilation.""",
+        of two optimizers, an averaged copy of the weights, a masked loss, attention, overflow on
+        each replica, save and load, XLA. Prints a row for each check. The exit code is 1 if a check
+        fails. This takes minutes, mostly for compilation.""",
     flags=(
         Flag(
             "gpu_ids",

@@ -13,6 +13,7 @@ PAGES = {
     "transfer": "experiment/models/README.md",
     "segmentation": "experiment/README.md",
     "text": "data/TEXT.md",
+    "attention": "step/attention/README.md",
     "several-gpus": "step/README.md",
     "several-hosts": "launch/README.md",
     "surviving": "training/README.md",

@@ -82,12 +82,14 @@ def check_number(
     at_least: float | None = None,
     above: float | None = None,
     at_most: float | None = None,
+    below: float | None = None,
 ) -> None:
     """Raises UserError unless `value` is a finite number within the bounds."""
     ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     ok = ok and (at_least is None or value >= at_least) and (above is None or value > above)
-    if not (ok and (at_most is None or value <= at_most)):
-        bounds = (("at least", at_least), ("above", above), ("at most", at_most))
+    ok = ok and (at_most is None or value <= at_most) and (below is None or value < below)
+    if not ok:
+        bounds = (("at least", at_least), ("above", above), ("at most", at_most), ("below", below))
         expected = " and ".join(f"{word} {bound}" for word, bound in bounds if bound is not None)
         raise UserError(f"{name}={value!r}; expected a number {expected}".rstrip())
 

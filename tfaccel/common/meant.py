@@ -161,7 +161,10 @@ TRUTHS = {
         "with run.compile(model, ..., run_eagerly=True) (`tfaccel help several-gpus`)"
     ),
     "shuffle": "; training images are always shuffled, with 'runtime.seed', and test images never",
-    "dropout drop drop_rate drop_path": "; dropout belongs to the architecture ('model.name')",
+    "drop drop_rate drop_path drop_path_rate": (
+        "; dropout belongs to the architecture ('model.name'): Vision Transformers have "
+        "'vit.dropout' and 'vit.stochastic_depth', the others have their own"
+    ),
 }
 TRUTH_OF = {word: truth for words, truth in TRUTHS.items() for word in words.split()}
 
@@ -205,8 +208,8 @@ COMMANDS = {
     "curves graph draw": "; did you mean `tfaccel plot runs/a runs/b`?",
     "version": "; did you mean `tfaccel --version`?",
     "models list list-models": (
-        "; 'model.name' in a config takes mnist_cnn, cifar_resnet, restoration_cnn or any "
-        "architecture of keras.applications"
+        "; 'model.name' in a config takes mnist_cnn, cifar_resnet, restoration_cnn, vit_tiny, "
+        "vit_small, vit_base, vit_large or any architecture of keras.applications"
     ),
 }
 COMMAND_OF = {word: truth for words, truth in COMMANDS.items() for word in words.split()}

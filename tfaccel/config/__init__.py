@@ -8,6 +8,7 @@ from tfaccel.config.config import (
     default_config,
     is_smoke,
     parse,
+    sized,
 )
 from tfaccel.config.export import CHECKPOINTS, COMPUTES_IN, PIXEL_DTYPES, WEIGHTS, ExportConfig
 from tfaccel.config.images import (
@@ -22,6 +23,7 @@ from tfaccel.config.images import (
 )
 from tfaccel.config.runtime import RuntimeConfig
 from tfaccel.config.training import CheckpointConfig, ModelConfig, StepConfig, TrainConfig
+from tfaccel.config.vit import VitConfig
 
 __all__ = [
     "CHECKPOINTS",
@@ -43,10 +45,12 @@ __all__ = [
     "RuntimeConfig",
     "StepConfig",
     "TrainConfig",
+    "VitConfig",
     "all_fields",
     "check_is_config",
     "deciding",
     "default_config",
     "is_smoke",
     "parse",
+    "sized",
 ]

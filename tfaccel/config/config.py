@@ -11,15 +11,17 @@ mistake at once.
 
 import dataclasses
 import types
+from collections.abc import Sequence
 
 import ml_collections
 from ml_collections import config_dict
 
 from tfaccel.common import meant
-from tfaccel.common.errors import UserError
+from tfaccel.common.errors import UserError, did_you_mean
 from tfaccel.config.images import AugmentConfig, DaliConfig, DataConfig
 from tfaccel.config.runtime import RuntimeConfig
 from tfaccel.config.training import CheckpointConfig, ModelConfig, StepConfig, TrainConfig
+from tfaccel.config.vit import VitConfig, check_vit, is_vit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +34,14 @@ class Config:
     test_images: AugmentConfig = dataclasses.field(default_factory=AugmentConfig)
     dali: DaliConfig = dataclasses.field(default_factory=DaliConfig)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    vit: VitConfig = dataclasses.field(default_factory=VitConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     step: StepConfig = dataclasses.field(default_factory=StepConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+
+    def __post_init__(self):
+        """Checks what concerns several sections."""
+        check_vit(self.model.name, self.vit, image_size=self.data.image_size)
 
 
 def all_fields() -> list[str]:
@@ -76,11 +83,14 @@ def deciding(config: Config) -> dict[str, object]:
     }
     if config.train.decay in ("constant", "step"):
         free["train"].add("epochs")
+    sections = ["runtime", "model", "train", "step"]
+    if is_vit(config.model.name):
+        sections.insert(2, "vit")
     if config.runtime.precision != "float16":  # where it decides the dtype of the weights
         free["model"].add("float32_layers")
     return {
         f"{section}.{name}": list(value) if isinstance(value, tuple) else value
-        for section in ("runtime", "model", "train", "step")
+        for section in sections
         for name, value in dataclasses.asdict(getattr(config, section)).items()
         if name not in free.get(section, ())
     }
@@ -95,6 +105,22 @@ def is_smoke(size: str) -> bool:
     if size not in ("", "smoke"):
         raise UserError(f"there is no size '{size}'; did you mean ':smoke'?")
     return size == "smoke"
+
+
+def sized(size: str, sizes: Sequence[str]) -> tuple[str, bool]:
+    """Returns the size after the colon of --config=FILE:SIZE, and whether it is a smoke test.
+
+    For a config file with several sizes: "" asks for the first of them, "small" for that size,
+    "smoke" and "small_smoke" for a smoke test of each.
+
+    Raises:
+      UserError: there is no such size.
+    """
+    known = {each: (each, False) for each in sizes}
+    known |= {"smoke": (sizes[0], True), **{f"{each}_smoke": (each, True) for each in sizes}}
+    if size and size not in known:
+        raise UserError(f"there is no size '{size}'{did_you_mean(size, known)}")
+    return known[size or sizes[0]]
 
 
 def check_is_config(returned: object) -> None:

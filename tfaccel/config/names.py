@@ -16,8 +16,9 @@ from collections.abc import Collection
 
 from tfaccel.common.errors import UserError, did_you_mean
 from tfaccel.common.local_path import local_path
+from tfaccel.config.vit import VITS
 
-OWN_MODELS = ("cifar_resnet", "mnist_cnn", "restoration_cnn")  # files of tfaccel/models
+OWN_MODELS = ("cifar_resnet", "mnist_cnn", "restoration_cnn", *VITS)  # of experiment/models/
 # Their constructors take other optimizers, or nothing that a recipe can set.
 NO_OPTIMIZERS = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer", "OptimizerMap")
 WEIGHTS_SUFFIXES = (".keras", ".weights.h5", ".weights.json", ".h5", ".hdf5")

@@ -26,8 +26,9 @@ class ModelConfig:
     """The architecture and its initial weights."""
 
     name: str = "mnist_cnn"
-    """Architecture, e.g. resnet50. It is "mnist_cnn", "cifar_resnet", "restoration_cnn" or any
-    architecture of `keras.applications`. Upper and lower case make no difference."""
+    """Architecture, e.g. resnet50. It is "mnist_cnn", "cifar_resnet", "restoration_cnn", a Vision
+    Transformer ("vit_tiny", "vit_small", "vit_base", "vit_large"; its settings are in config.vit)
+    or any architecture of `keras.applications`. Upper and lower case make no difference."""
     num_outputs: int | None = None
     """Number of classes or channels of the model's output. None takes the number of classes in the
     data, or the channels of the targets. Masks need it: it is the number of values in a mask."""
@@ -91,8 +92,9 @@ class TrainConfig:
     weight_decay: float | None = None
     """Weight decay; None: optimizer's own. It is the part of each weight that a step of learning
     rate 1 subtracts. As in Keras, it is separate from the gradient. PyTorch's SGD adds it to the
-    gradient instead, so its 1e-4 with momentum 0.9 is 1e-3 here. Biases and the scale and offset of
-    batch norm have no weight decay."""
+    gradient instead, so its 1e-4 with momentum 0.9 is 1e-3 here. Biases, the
+    learned positions of Vision Transformers, and the scale and offset of normalization have no
+    weight decay."""
     global_clipnorm: float | None = None
     """Largest norm of all gradients together, e.g. 1.0. Larger gradients are scaled down, after
     they are summed over replicas and the loss scale is removed. None means no limit."""

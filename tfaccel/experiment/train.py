@@ -263,6 +263,7 @@ def make_model(this_run: Run, config: Config, *, num_outputs: int) -> keras.Mode
             config.model.name,
             image_shape=(*config.data.image_size, config.data.channels),
             num_outputs=num_outputs,
+            vit=config.vit,
         )
         if config.model.weights is not None:
             begin_from(config.model.weights, model, order=config.model.weights_order)

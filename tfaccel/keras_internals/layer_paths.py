@@ -7,7 +7,7 @@ from collections.abc import Callable
 import keras
 from keras.src.backend.tensorflow import nn
 
-from tfaccel.keras_internals import batch_norm, convolution, max_pooling
+from tfaccel.keras_internals import batch_norm, convolution, einsum_dense, max_pooling
 from tfaccel.keras_internals.attention import attention_by
 from tfaccel.keras_internals.gelu import gelu
 from tfaccel.keras_internals.patching import patched
@@ -34,6 +34,7 @@ def layer_paths(*, xla: bool, all_reduce: Callable | None, attention: Callable |
             replace(conv, "convolution_op", convolution.as_product)
             replace(norm, "call", batch_norm.one_pass)
             replace(pooling, "call", max_pooling.indexed)
+            replace(keras.layers.EinsumDense, "call", einsum_dense.as_product)
             patches.enter_context(patched(nn, "gelu", gelu))
             if attention is not None:
                 patches.enter_context(attention_by(attention))

@@ -35,6 +35,7 @@ from tfaccel.step.totals import Span
 FINE, WEIGHTS, OTHER = 0, -1, 2**40  # OTHER: the gradient of a variable that is not the model's
 _NONE = OTHER + 1  # nothing was found; larger than any other code
 LOG = "nonfinite"  # the key of the code in a step's logs, until Keras sees them
+MOST_WHOLE = 4096  # values of a tensor of several axes that is checked whole with others
 AT_ONCE = 32  # tensors that are checked together; XLA fuses at most about ninety operands
 
 
@@ -290,7 +291,7 @@ def _check_in_xla(code: tf.Tensor) -> _Check:
 def _index_in_each(after, before) -> tf.Tensor:
     """Returns the index of the first tensor with a bad value, or their number, for use in XLA.
 
-    Each matrix is reduced over its last axis where XLA computes it. The results and the small
+    Each large matrix is reduced over its last axis where XLA computes it. The results and the small
     tensors are then checked together, AT_ONCE tensors at a time. Two kernels for each tensor would
     take 1 ms of a ResNet-50 step of 36 ms (H200, 2026-11-22). Nor can all go into one vector: XLA
     computed each update again inside it, and took over 10 minutes for a model of 4 dense layers
@@ -317,8 +318,13 @@ def _good_in_parts(after, before) -> Iterator[tuple[int, list[tf.Tensor]]]:
     for start in range(0, len(after), AT_ONCE):
         part = slice(start, start + AT_ONCE)
         good = [_good(*each) for each in zip(after[part], before[part], strict=True)]
-        good = [tf.reduce_all(each, axis) if len(each.shape) > 1 else each for each in good]
+        good = [tf.reduce_all(each, axis) if _is_large(each) else each for each in good]
         yield start, [each if len(each.shape) == 1 else tf.reshape(each, flat) for each in good]
+
+
+def _is_large(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor is reduced by itself before it is checked with others."""
+    return len(tensor.shape) > 1 and tensor.shape.num_elements() > MOST_WHOLE
 
 
 def _all_finite(values: list[tf.Tensor], *, xla: bool) -> tf.Tensor:
@@ -327,8 +333,9 @@ def _all_finite(values: list[tf.Tensor], *, xla: bool) -> tf.Tensor:
         return tf.constant(True)
     if not xla:
         return tf.reduce_all(tf.math.is_finite(_packed(values)))
-    parts = [tf.reduce_all(tf.concat(good, axis=0)) for _, good in _good_in_parts(values, None)]
-    return tf.reduce_all(tf.stack(parts))
+    # Of the plain "all" of a concatenation XLA makes an "all" of each tensor again: 276 kernels in
+    # a step of a ViT-B/16, and as many launches (TensorFlow 2.21, H200, 2026-11-28).
+    return tf.equal(_index_in_each(values, None), len(values))
 
 
 def index_in_spans(bad: Sequence[Span], num_gradients: int) -> tf.Tensor:

@@ -50,7 +50,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.attention.choose import attentions_on
 from tfaccel.config import StepConfig
 from tfaccel.data.deferred import Deferred
 from tfaccel.keras_internals import row_operations
@@ -75,6 +74,7 @@ from tfaccel.step import (
     returned,
 )
 from tfaccel.step import totals as totals_lib
+from tfaccel.step.attention.choose import attentions_on
 from tfaccel.step.merged_results import UsesResultsError
 from tfaccel.step.predict import Predict
 from tfaccel.step.recoverable import Recoverable
@@ -98,7 +98,7 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool, flash_atten
     replicas = local_replicas(strategy)
     attention = attentions_on([each.device for each in replicas], wanted=xla and flash_attention)
     replicas = [each.like(attention=attention) for each in replicas]
-    choose = functools.partial(in_xla.Choice, model, said=set())
+    choose = functools.partial(in_xla.Choice, model, said=set(), attention=attention)
     choices = [choose(wanted=xla) for _ in range(3)]
     eagerly = runs_eagerly(model)
     for each in choices if not eagerly else ():

@@ -47,9 +47,17 @@ class Choice:
       reason: why it does not although it was wanted; else None.
     """
 
-    def __init__(self, model, *, wanted: bool, said: set | None = None):
-        """Takes the model. `said` has the reasons already logged, shared by the model's steps."""
-        self.on, self.reason = wanted, None
+    def __init__(self, model, *, wanted: bool, said: set | None = None, attention=None):
+        """Takes the model.
+
+        Args:
+          model: the model.
+          wanted: whether XLA is to compile the step.
+          said: the reasons already logged, shared by the model's steps.
+          attention: the model's `Attentions` (tfaccel/step/attention/choose.py); None if it has
+            none.
+        """
+        self.on, self.reason, self._attention = wanted, None, attention
         self._model, self._said = model, set() if said is None else said
         self._has_run = False
 
@@ -85,7 +93,14 @@ class Choice:
                 return step()
         except NotInXlaError as error:
             reason = str(error)
-        except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
+        except (
+            tf.errors.InvalidArgumentError,
+            tf.errors.UnimplementedError,
+            tf.errors.InternalError,
+        ) as error:
+            if self._attention is not None and self._attention.turned_off_by(error.message):
+                forget()
+                return self.run(step, batch, forget=forget)
             said = SAYS_NO.search(error.message)
             if not said:
                 raise

@@ -25,11 +25,13 @@ MANY = 50.0  # pixels from 0 to more than this are 0..255, so they are not scale
 
 # Layers before the first layer with weights that do not scale the pixels.
 PASSES = (layers.InputLayer, layers.Identity, layers.Flatten, layers.Reshape, layers.Dropout)
+PASSES += (layers.Permute, layers.ZeroPadding1D)
 PASSES += (layers.ZeroPadding2D, layers.Cropping2D, layers.Resizing, layers.CenterCrop)
 PASSES += (layers.MaxPooling2D, layers.AveragePooling2D, layers.RandomCrop, layers.RandomFlip)
 PASSES += (layers.RandomRotation, layers.RandomTranslation, layers.RandomZoom)
 PASSES += (layers.RandomContrast, layers.RandomBrightness)
 WEIGHS = (layers.Dense, layers.Conv2D, layers.SeparableConv2D, layers.DepthwiseConv2D)
+WEIGHS += (layers.EinsumDense,)
 STARTS_AT_ZERO = ("bias", "beta", "moving_mean")
 
 

@@ -3,14 +3,17 @@
 model = build("resnet50", image_shape=(224, 224, 3), num_outputs=1000)    # in run.scope()
 """
 
+import functools
 import math
 from collections.abc import Callable
 
 import keras
 
 from tfaccel.common.errors import UserError
+from tfaccel.config import VitConfig
 from tfaccel.config.names import check_among
-from tfaccel.experiment.models import applications, cifar_resnet, mnist_cnn, restoration_cnn
+from tfaccel.config.vit import VITS, check_vit, is_vit
+from tfaccel.experiment.models import applications, cifar_resnet, mnist_cnn, restoration_cnn, vit
 from tfaccel.experiment.models.weights import own_weights
 from tfaccel.keras_internals.layers import layers_of
 
@@ -18,6 +21,7 @@ OWN = {
     "cifar_resnet": cifar_resnet.build,
     "mnist_cnn": mnist_cnn.build,
     "restoration_cnn": restoration_cnn.build,
+    **{name: functools.partial(vit.build, name) for name in VITS},
 }
 
 MOST = 0.5  # the share of a model's parameters from which one layer is worth mention
@@ -37,13 +41,20 @@ def described(model: keras.Model) -> str:
     return f"{text}, {counts[name] / total:.0%} of them in layer {name}"
 
 
-def build(name: str, *, image_shape: tuple[int, int, int], num_outputs: int) -> keras.Model:
+def build(
+    name: str,
+    *,
+    image_shape: tuple[int, int, int],
+    num_outputs: int,
+    vit: VitConfig | None = None,
+) -> keras.Model:
     """Returns the model of that name, with random weights; pretrained ones would need a download.
 
     Args:
       name: one of OWN, or an architecture of `keras.applications`; upper case is allowed.
       image_shape: (height, width, channels).
       num_outputs: the number of classes; for "restoration_cnn", of values per pixel.
+      vit: the settings of a Vision Transformer; None takes their defaults. Other models have none.
 
     Returns:
       A model. Its input is [batch, height, width, channels] float, normalized as the loader does.
@@ -51,11 +62,16 @@ def build(name: str, *, image_shape: tuple[int, int, int], num_outputs: int) -> 
       [batch, height, width, num_outputs].
 
     Raises:
-      UserError: there is no such architecture, or it does not take images of this shape.
+      UserError: there is no such architecture, it does not take images of this shape, or `vit`
+        does not suit it.
     """
     build_named = find(name)
+    settings = {}
+    if is_vit(name):
+        settings["vit"] = vit = vit or VitConfig()
+        check_vit(name, vit, image_size=image_shape[:2])
     try:
-        return build_named(image_shape=image_shape, num_outputs=num_outputs)
+        return build_named(image_shape=image_shape, num_outputs=num_outputs, **settings)
     except ValueError as error:
         height, width, channels = image_shape
         raise UserError(

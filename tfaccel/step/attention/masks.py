@@ -74,15 +74,31 @@ def _parts(mask: tf.Tensor, added: Sequence[Sequence[int]] = ()) -> Iterator[tf.
         yield whole()
         return
     kind, inputs = mask.op.type, mask.op.inputs
-    if kind in KEPT or (kind == "Cast" and _is_zero_or_one(inputs[0])):
+    if kind in KEPT or (kind == "Cast" and _is_whole(inputs[0])):
         yield from _parts(inputs[0], added)
     elif kind in ("ExpandDims", "Reshape") and (axis := _added_axis(inputs[0], mask)) is not None:
         yield from _parts(inputs[0], (*added, axis))
-    elif kind in AND and all(map(_is_zero_or_one, inputs)):
+    elif kind in AND and _is_and(kind, inputs):
         for each in inputs:
             yield from _parts(each, added)
     else:
         yield whole()
+
+
+def _is_and(kind: str, inputs: Sequence[tf.Tensor]) -> bool:
+    """Returns whether an operation of AND is not zero exactly where no operand is zero.
+
+    The smaller of two numbers is so if neither is negative. That of a mask which the step is given,
+    as KerasHub's `padding_mask`, cannot be known; by their definition masks have 0 and 1.
+    """
+    if kind == "Mul":
+        return all(map(_is_whole, inputs))
+    known = [_is_zero_or_one(each) for each in inputs]
+    return any(known) and all(map(_is_whole, inputs)) if kind == "Minimum" else all(known)
+
+
+def _is_whole(tensor: tf.Tensor) -> bool:
+    return tensor.dtype == tf.bool or tensor.dtype.is_integer
 
 
 def _added_axis(before: tf.Tensor, after: tf.Tensor) -> int | None:

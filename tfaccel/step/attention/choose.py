@@ -2,14 +2,15 @@
 
 import logging
 import numbers
+import re
 from collections.abc import Callable
 
 import keras
 import tensorflow as tf
 
-from tfaccel.attention import flash
 from tfaccel.common.run_log import summary
 from tfaccel.keras_internals.attention import has_gradient
+from tfaccel.step.attention import flash
 
 log = logging.getLogger("tfaccel")
 
@@ -17,6 +18,7 @@ LEAST_CAPABILITY = (8, 0)  # of a GPU: Ampere
 # The largest head of cuDNN 9 on Hopper GPUs, and on older ones, on which it was not tried here.
 LARGEST_HEAD, LARGEST_HEAD_BEFORE_HOPPER = 256, 128
 MULTIPLE_OF_HEAD = 8
+OF_CUDNN = re.compile(r"cuda_dnn\.cc|fmha|cudnn", re.IGNORECASE)  # in XLA's errors
 
 
 class Attentions:
@@ -25,6 +27,18 @@ class Attentions:
     def __init__(self, *, largest_head: int = LARGEST_HEAD):
         """Takes the largest size of a head that cuDNN takes on these GPUs."""
         self._largest_head, self._said = largest_head, set()
+        self._is_used, self._off = False, None  # why it was turned off
+
+    def turned_off_by(self, error: str) -> bool:
+        """Returns whether an error is cuDNN's at an attention, which is then never given one again.
+
+        XLA asks cuDNN while it compiles a step, before any of it runs.
+        """
+        if not self._is_used or self._off is not None or not OF_CUDNN.search(error):
+            return False
+        self._off = f"cuDNN refused one: {error.strip().splitlines()[0]}"
+        self._say(self._off)
+        return True
 
     def __call__(
         self,
@@ -45,8 +59,7 @@ class Attentions:
           direct: Keras's own function.
         """
         query, key, value = map(tf.convert_to_tensor, (query, key, value))
-        if bias is not None:
-            bias = tf.convert_to_tensor(bias)
+        bias, mask = (None if each is None else tf.convert_to_tensor(each) for each in (bias, mask))
         settings = {"bias": bias, "mask": mask, "scale": scale, "is_causal": is_causal}
         if flash_attention is False or (
             flash_attention is None and keras.config.is_flash_attention_enabled() is False
@@ -56,6 +69,7 @@ class Attentions:
         if reason is not None:
             self._say(reason)
             return direct(query, key, value, **settings, attn_logits_soft_cap=attn_logits_soft_cap)
+        self._is_used = True
         self._say_once(log.info, "step: cuDNN's flash kernels compute its attentions")
         dtype, size = query.dtype, query.shape[-1]
 
@@ -92,6 +106,8 @@ class Attentions:
 
     def _why_not(self, query, key, value, *, bias, mask, scale, is_causal, soft_cap) -> str | None:
         """Returns why cuDNN does not compute this attention; None if it does."""
+        if self._off is not None:
+            return self._off
         dtypes = {each.dtype for each in (query, key, value)}
         if len(dtypes) > 1 or query.dtype not in flash.OUT_OF_MASK:
             names = ", ".join(sorted(each.name for each in dtypes))
@@ -101,8 +117,11 @@ class Attentions:
             return f"its query, key and value have the shapes {shapes}, not four axes"
         if not all(each.is_fully_defined() for each in shapes):
             return "its shape is not known when the step is traced"
-        if mask is not None and not mask.shape.is_fully_defined():
-            return "its mask's shape is not known when the step is traced"
+        for name, each in (("mask", mask), ("bias", bias)):
+            if each is not None and not each.shape.is_fully_defined():
+                return f"the shape of its {name} is not known when the step is traced"
+            if each is not None and each.shape.rank != 4:
+                return f"its {name} has the shape {tuple(each.shape)}, not four axes"
         if scale is not None and not isinstance(scale, numbers.Real):
             return "its scale is a tensor"
         heads, size = query.shape[2:]
@@ -151,5 +170,5 @@ def _capability(device: str) -> tuple[int, int] | None:
     spec = tf.DeviceSpec.from_string(device)
     if spec.device_type != "GPU":
         return None
-    gpu = tf.config.list_physical_devices("GPU")[spec.device_index]
+    gpu = tf.config.get_visible_devices("GPU")[spec.device_index]
     return tf.config.experimental.get_device_details(gpu).get("compute_capability")

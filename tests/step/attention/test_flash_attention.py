@@ -13,10 +13,11 @@ from keras import layers, ops
 from keras.src.backend.common import global_state
 from tensorflow.compiler.tf2xla.python import xla
 
-from tfaccel.attention import choose, cudnn_calls, flash, masks
-from tfaccel.attention.choose import Attentions
 from tfaccel.config import StepConfig
 from tfaccel.keras_internals.attention import attention_by, obey_flash_attention
+from tfaccel.step import in_xla
+from tfaccel.step.attention import choose, cudnn_calls, flash, masks
+from tfaccel.step.attention.choose import Attentions
 
 B, T, S, N, H = 2, 6, 10, 4, 8
 
@@ -232,6 +233,22 @@ def padded(ids):
         (padded, False, 1),
         (lambda ids: ops.ones((1, 1, T, S), bool), False, 0),
         (lambda ids: ops.logical_not(triangle())[None, None], False, 1),
+        (  # as in KerasHub, whose padding mask is an input of whole numbers
+            lambda ids: ops.cast(
+                ops.minimum(ops.expand_dims(ids, 1)[:, None], ops.cast(triangle(), "int32")), bool
+            ),
+            True,
+            1,
+        ),
+        (lambda ids: ops.cast(ops.multiply(ids[:, None, None], triangle()), bool), True, 1),
+        (  # fractions may become zero
+            lambda ids: ops.cast(
+                ops.cast(ops.minimum(ids[:, None, None] / 2, ops.cast(triangle(), "float32")), int),
+                bool,
+            ),
+            False,
+            1,
+        ),
         (lambda ids: ops.logical_or(padded(ids), triangle()[None, None]), False, 1),
         (
             lambda ids: ops.cast(
@@ -384,6 +401,88 @@ def test_flash_attention_of_a_layer():
         global_state.set_global_attribute("flash_attention", None)
 
 
+def test_what_cudnn_refuses_is_plain():
+    """An error of cuDNN, which comes while XLA compiles, turns flash attention off."""
+    attend, direct = Attentions(), keras.ops.dot_product_attention
+    forgotten, calls = [], []
+    message = "hidden_dim is wrong\nin external/xla/xla/stream_executor/cuda/cuda_dnn.cc(6842)"
+
+    def step():
+        attend(direct, *inputs("bfloat16"))
+        calls.append(attend._off)
+        if attend._off is None:
+            raise tf.errors.InternalError(None, None, message)
+        return "trained"
+
+    choice = in_xla.Choice(keras.Sequential(), wanted=True, attention=attend)
+    run = functools.partial(choice.run, step, (), forget=lambda: forgotten.append(True))
+    assert run() == run() == "trained"
+    assert (len(calls), forgotten, choice.on) == (3, [True], True)
+    assert any("cuDNN refused one: hidden_dim is wrong" in each for each in attend._said)
+    other = Attentions()
+    choice = in_xla.Choice(keras.Sequential(), wanted=True, attention=other)
+    with pytest.raises(tf.errors.InternalError):  # it is not of an attention
+        choice.run(lambda: calls.append(1) or step_that_fails(), (), forget=forgotten.clear)
+
+
+def step_that_fails():
+    raise tf.errors.InternalError(None, None, "cuda_dnn.cc")
+
+
 def test_no_gpu_no_flash():
     assert choose.attentions_on(["/cpu:0"], wanted=True) is None
     assert choose.attentions_on(["/cpu:0"], wanted=False) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
+def test_models_of_keras_hub(monkeypatch, name):
+    """Their attentions are computed by cuDNN, and the causal part of their masks is found."""
+    hub = pytest.importorskip("keras_hub").models
+    sizes = {"vocabulary_size": 20, "num_layers": 2, "hidden_dim": 32, "intermediate_dim": 64}
+    make = {
+        "llama": lambda: hub.LlamaBackbone(num_query_heads=4, num_key_value_heads=2, **sizes),
+        "gpt2": lambda: hub.GPT2Backbone(num_heads=4, max_sequence_length=8, dropout=0, **sizes),
+        "bert": lambda: hub.BertBackbone(num_heads=4, max_sequence_length=8, dropout=0, **sizes),
+    }[name]
+    found = []
+
+    class Noted(Counted):
+        def __call__(self, direct, query, key, value, mask=None, **kwargs):
+            parts = masks.causal_and_rest(mask, rows=8, key_rows=8)
+            found.append((parts[0], len(parts[1])))
+            return super().__call__(direct, query, key, value, mask=mask, **kwargs)
+
+    backbone = None
+
+    def model():
+        nonlocal backbone
+        backbone = make()
+        x = backbone.output["sequence_output"] if name == "bert" else backbone.output
+        outputs = layers.Dense(3, dtype="float32")(x)
+        return keras.Model(backbone.input, outputs)
+
+    rng = np.random.default_rng(0)
+    x = {"token_ids": rng.integers(1, 20, (8, 8)), "padding_mask": np.ones((8, 8), int)}
+    x["padding_mask"][::2, 5:] = 0
+    if name == "bert":
+        x["segment_ids"] = np.zeros((8, 8), int)
+    losses = {}
+    for on in (True, False):
+        keras.utils.set_random_seed(0)
+        attend = Noted() if on else None
+        monkeypatch.setattr("tfaccel.step.functions.attentions_on", lambda *a, e=attend, **k: e)
+        keras.config.set_dtype_policy("mixed_bfloat16")
+        try:
+            made = compiled(
+                model,
+                1,
+                optimizer=keras.optimizers.SGD(0.1),
+                loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            )
+        finally:
+            keras.config.set_dtype_policy("float32")
+        history = made.fit(x, x["token_ids"] % 3, batch_size=4, epochs=2, shuffle=False, verbose=0)
+        losses[on] = history.history["loss"]
+    assert set(found) == {(name != "bert", 1)}
+    np.testing.assert_allclose(losses[True], losses[False], rtol=2e-2)

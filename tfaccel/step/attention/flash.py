@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfaccel.attention import cudnn_calls, masks
-from tfaccel.attention.cudnn_calls import Attention
 from tfaccel.keras_internals.call_module import call_module
+from tfaccel.step.attention import cudnn_calls, masks
+from tfaccel.step.attention.cudnn_calls import Attention
 
 # What a score gets that the mask takes out. The lowest numbers would overflow inside cuDNN, which
 # subtracts two of them (JAX 0.7.2 uses the same two).

@@ -1,4 +1,4 @@
-"""Computes on any device what cuDNN computes for the modules of attention/cudnn_calls.py."""
+"""Computes on any device what cuDNN computes for the modules of step/attention/cudnn_calls.py."""
 
 import re
 

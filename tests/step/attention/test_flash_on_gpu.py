@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfaccel
-from tfaccel.attention.choose import Attentions, attentions_on
+from tfaccel.step.attention.choose import Attentions, attentions_on
 
 pytestmark = pytest.mark.gpu
 
@@ -85,11 +85,14 @@ def test_near_float64(mask, size, dtype):
     found = gradients_of(flash, operands, settings, dtype, xla=True, watched=watched)
     exact = gradients_of(direct, operands, settings, "float64", xla=False, watched=watched)
     plain = gradients_of(direct, operands, settings, dtype, xla=True, watched=watched)
+    # Of few values the errors are not averaged: the plain attention's are larger, too.
+    tolerance = TOLERANCE[dtype] * (3 if rows * key_rows < 100 else 1)
     for each, own, true in zip(found, plain, exact, strict=True):
         assert np.isfinite(each).all()
         if tf.norm(true) > 1e-3 * tf.norm(exact[0]):
             # cuDNN's error is no larger than that of the plain attention, but for a little.
-            assert error(each, true) < max(TOLERANCE[dtype], 1.2 * error(own, true))
+            errors = error(each, true), error(own, true)
+            assert errors[0] < max(tolerance, 1.2 * errors[1]), errors
         else:
             assert tf.norm(each - true) < 1e-2 * tf.norm(exact[0])  # rounding of a zero
     (said,) = attend._said
