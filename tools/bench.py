@@ -170,7 +170,7 @@ def measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     ratios, failed = {}, False
     ends = math.inf if options.time_limit is None else time.monotonic() + options.time_limit
     rows = chosen(options.rows, make_rows(batch=options.batch, tiny=options.smoke))
-    for row in [without(row, options.leave_out) for row in rows]:
+    for whole_row, row in [(each, without(each, options.leave_out)) for each in rows]:
         used = hardware(gpus[:num_gpus], num_used=row.gpus) + ("-smoke" if options.smoke else "")
         facts = facts_of(row, hardware=used)
         facts["command"] = shlex.join(["python", "tools/bench.py", *arguments])
@@ -186,6 +186,8 @@ def measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
             continue
         try:
             for found in measure_with(row, options, num_gpus, ends):
+                if row.measure == ROWS_RATE:
+                    found["without"] = without_figures(whole_row, found)
                 ratios[label] = found["ratio"]
                 print(f"{label}: {summary_of(row, found, options.repeats)}", flush=True)
                 if options.output:
@@ -206,7 +208,14 @@ def summary_of(row: Row, found: dict, repeats: int) -> str:
         words.append(f"memory {found['memory ratio']:.4g}")
     if row.memory_goal is not None:
         words.append(f"its goal {row.memory_goal:g}")
+    words += [f"without {name}" for name in found.get("without", ())]
     return "; ".join([*words, f"after {found['repeats']} of {repeats} turns"])
+
+
+def without_figures(row: Row, found: dict) -> list[str]:
+    """Returns the rival's arms that were left out by the call, that failed, or came too late."""
+    rivals = found["rivals"]
+    return [name for name in row.rivals if name not in rivals or "failed" in rivals[name]]
 
 
 def without(row: Row, words: Sequence[str]) -> Row:

@@ -59,21 +59,31 @@ def network_of(a_row):
 def test_memory_is_compared_with_the_least_of_the_rivals_and_without_batches(
     bench, fake, network_of
 ):
-    limit = bench.TimeLimit(LIMIT_S)
-    *_, found = bench.measure_row(network_of(memory_goal=1.4), fake, repeats=3, limit=limit)
+    from bench_arms.measure import result_of
+
+    row = network_of(memory_goal=1.4)
+    *_, found = bench.measure_row(row, fake, repeats=3, limit=bench.TimeLimit(LIMIT_S))
     assert found["memory ratio"] == 1.5
     assert (found["ratio"], found["is_met"]) == (2, False)  # for memory alone
     assert found["arms"]["a"]["spread"] == 0.1
-    (found,) = bench.measure_row(network_of(memory_goal=1.5), fake, repeats=1, limit=limit)
-    assert found["is_met"]
-    (found,) = bench.measure_row(network_of(None), fake, repeats=1, limit=limit)
-    assert (found["memory ratio"], found["is_met"]) == (None, True)  # on a CPU, without a goal
+    sides = found["arms"], found["rivals"]
+    assert result_of(network_of(memory_goal=1.5), sides)["is_met"]
+    sides[1]["quick"]["stretches"][0]["peak_memory_mib"] = None  # as on a CPU
+    assert result_of(network_of(), sides)["memory ratio"] is None
+    assert result_of(network_of(), sides)["is_met"]
+    assert not result_of(row, sides)["is_met"]
 
 
 def test_each_arm_of_a_network_has_a_line(bench, fake, network_of):
     row = network_of()
     row.rivals["dead"] = {"values": [], "dies": "at once"}
     *_, found = bench.measure_row(row, fake, repeats=3, limit=bench.TimeLimit(LIMIT_S))
+    row.rivals["left out"] = {}
+    assert bench.without_figures(row, found) == ["dead", "left out"]
+    found["without"] = ["dead"]
+    assert bench.summary_of(row, found, 3) == (
+        "2; goal 1.5; memory 1.5; without dead; after 3 of 3 turns"
+    )
     ours, quick, _, dead = bench.arm_lines(found)
     assert ours == (
         "  ours a: 2,000 rows/s, 8,000 tokens/s, 2.50 ms a step, spread 10.0%; "
@@ -247,11 +257,11 @@ def test_each_arm_of_a_network_compiles_from_nothing(bench, network_of, monkeypa
 def test_the_table_shows_memory_beside_its_goal(bench, tmp_path):
     facts = {"gpus": 1, "hardware": "1xH100", "date": "2026-11-28", "ratio": 1.2}
     for name, ratio in (("V7", 1.0004), ("V6", 1.21)):
-        result = {**facts, "row": name, "memory ratio": ratio}
+        result = {**facts, "row": name, "memory ratio": ratio, "without": ["b"] * (name == "V6")}
         (tmp_path / f"speed-{name}-1xH100.json").write_text(json.dumps(result))
     lines = bench.speed_table(bench.make_rows(batch=256), tmp_path)
     assert "| 1.2; memory 1.0004 | 1.1 or more; memory 1 or less |" in lines
-    assert "| 1.2; memory 1.21 | 1.25 or more | 1xH100, 2026-11-28 |" in lines
+    assert "| 1.2; memory 1.21; without the rival b | 1.25 or more |" in lines
 
 
 def test_a_decoder_sees_no_later_token_and_has_a_tied_head(bench):

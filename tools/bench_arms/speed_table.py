@@ -73,6 +73,8 @@ def _measured(row: Row, result: dict) -> str:
         if row.memory_goal is not None:
             in_words = _rounded(memory, row.memory_goal, more=False)
         measured += f"; memory {in_words}"
+    for name in result.get("without", ()):
+        measured += f"; without the rival {name}"
     return measured
 
 
