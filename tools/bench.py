@@ -205,9 +205,8 @@ def summary_of(row: Row, found: dict, repeats: int) -> str:
     """Returns the result of a row so far, in a line."""
     words = [f"{found['ratio']:.4g}", f"goal {row.goal:g}"]
     if found.get("memory ratio") is not None:
-        words.append(f"memory {found['memory ratio']:.4g}")
-    if row.memory_goal is not None:
-        words.append(f"its goal {row.memory_goal:g}")
+        goal = "" if row.memory_goal is None else f", goal {row.memory_goal:g}"
+        words.append(f"memory {found['memory ratio']:.4g}{goal}")
     words += [f"without {name}" for name in found.get("without", ())]
     return "; ".join([*words, f"after {found['repeats']} of {repeats} turns"])
 

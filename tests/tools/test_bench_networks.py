@@ -75,14 +75,14 @@ def test_memory_is_compared_with_the_least_of_the_rivals_and_without_batches(
 
 
 def test_each_arm_of_a_network_has_a_line(bench, fake, network_of):
-    row = network_of()
+    row = network_of(memory_goal=2)
     row.rivals["dead"] = {"values": [], "dies": "at once"}
     *_, found = bench.measure_row(row, fake, repeats=3, limit=bench.TimeLimit(LIMIT_S))
     row.rivals["left out"] = {}
     assert bench.without_figures(row, found) == ["dead", "left out"]
     found["without"] = ["dead"]
     assert bench.summary_of(row, found, 3) == (
-        "2; goal 1.5; memory 1.5; without dead; after 3 of 3 turns"
+        "2; goal 1.5; memory 1.5, goal 2; without dead; after 3 of 3 turns"
     )
     ours, quick, _, dead = bench.arm_lines(found)
     assert ours == (
@@ -90,7 +90,7 @@ def test_each_arm_of_a_network_has_a_line(bench, fake, network_of):
         "peak 1,000 MiB, 100 of them batches; first step after 7.0 s"
     )
     assert quick.startswith("  rival quick: 1,000 rows/s")
-    assert dead == "  rival dead: arm 'dead' ended with exit code 1; its last lines:"
+    assert dead == "  rival dead: arm 'dead' ended with exit code 1"
 
 
 def test_a_time_limit_leaves_out_arms_and_then_turns(bench, fake, a_row, tmp_path, capsys):
@@ -321,13 +321,13 @@ def check_network(found):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["V6", "L3"])
+@pytest.mark.parametrize("name", ["L3", "L5"])
 def test_arms_of_compiled_networks_run(bench, name):
     """Their networks are our own, so both sides have as many parameters."""
     if not bench.has_torch(TORCH_PYTHON):
         pytest.skip("torch and torchvision are not installed; set TORCH_PYTHON")
     (row,) = (each for each in network_rows(bench, tiny=True) if each.name == name)
     flags = ["--repeats=1", f"--torch-python={TORCH_PYTHON}"]
-    row = bench.without(row, ["max-autotune", "mixed_float16"])
+    row = bench.without(row, ["max-autotune", "mixed_float16", "cuDNN"])
     (found,) = bench.measure_with(row, bench.parse(flags), 0)
     assert len(set(check_network(found))) == 1

@@ -15,7 +15,8 @@ def arm_lines(found: dict) -> Iterator[str]:
     """Yields a line for each arm of a result: its figures, or why it has none."""
     for side, arms in (("ours", found["arms"]), ("rival", found["rivals"])):
         for name, arm in arms.items():
-            whys = [arm[why].split("\n")[0] for why in ("failed", "left out") if why in arm]
+            # What the log of an arm said last is printed when it fails.
+            whys = [arm[why].split("; its last")[0] for why in ("failed", "left out") if why in arm]
             parts = [*_figures(arm), *whys]
             yield f"  {side} {name}: {'; '.join(parts)}"
 
