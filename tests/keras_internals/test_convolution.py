@@ -143,7 +143,7 @@ def test_with_xla_it_is_a_product_in_the_layers_type(dtype):
         (3, layers.Conv2D(4, 2, dilation_rate=2)),
         (3, layers.DepthwiseConv2D(1)),
         (1, layers.Conv2D(4, 2, dilation_rate=2)),
-        (1, layers.Conv2D(4, 2, strides=2)),
+        (1, layers.Conv2D(4, 3, strides=2)),
         (1, layers.Conv2D(4, (6, 6), padding="same")),
     ],
     ids=["window", "groups", "dilation", "depthwise", "grey dilation", "grey strides", "large"],
