@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import strategy_of
+from cut_fit import Cut, CutError
 from keras import layers
 
 from tfaccel import UserError
@@ -17,29 +18,6 @@ from tfaccel.runtime.devices import Device
 
 ROWS, BATCH, EPOCHS = 20, 4, 2  # 5 steps in an epoch
 BAD = 7  # of the rows: the one that overflows float16 in network a
-
-
-class CutError(Exception):
-    """Stands for a SIGKILL."""
-
-
-class Cut(keras.callbacks.Callback):
-    """Ends a fit after some steps, as if the process were killed."""
-
-    def __init__(self, step):
-        super().__init__()
-        self.left = step
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.left -= 1
-        if not self.left:
-            raise CutError
-
-    def get_state(self):
-        return {}
-
-    def set_state(self, state):
-        pass
 
 
 class Pair(keras.Model):

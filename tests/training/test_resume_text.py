@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from conftest import strategy_of
+from cut_fit import Cut, CutError
 from keras import layers
 from programs import transfer
 
@@ -14,29 +15,6 @@ from tfaccel.config import CheckpointConfig
 from tfaccel.runtime.devices import Device
 
 NUM_TOKENS, DIM = 9, 4
-
-
-class CutError(Exception):
-    """Stands for a SIGKILL."""
-
-
-class Cut(keras.callbacks.Callback):
-    """Ends a fit after some steps, as if the process were killed."""
-
-    def __init__(self, step):
-        super().__init__()
-        self.left = step
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.left -= 1
-        if not self.left:
-            raise CutError
-
-    def get_state(self):
-        return {}
-
-    def set_state(self, state):
-        pass
 
 
 def reader() -> keras.Model:

@@ -1,9 +1,9 @@
 """Keras's `EinsumDense` as one matrix product, for a step that XLA compiles.
 
-TensorFlow's gradient of an einsum such as "abc,cde->abde" makes a kernel's gradient for each
-example of the batch first, and adds them then. For the 48 projections of a ViT-B/16 with a batch of
-128, this wrote and read 7.2 GB, in 5.5 of 43.2 ms a step; so much did their products and sums take,
-where a product over all rows takes 1.8 ms (H200, 2026-11-28).
+TensorFlow's gradient of an einsum such as "abc,cde->abde" first makes a kernel's gradient for each
+example of the batch, and then adds them. In a ViT-B/16 with a batch of 128, it wrote 7.2 GB for the
+48 projections and read them again. These products and sums took 6.1 of 43.2 ms a step (H200,
+2026-11-28).
 """
 
 import functools
@@ -34,7 +34,7 @@ def as_product(call: Callable) -> Callable:
         if bias is not None and bias.shape == outputs_shape:
             # On the flat product, where the bias is a part of XLA's product.
             flat, bias = flat + tf.reshape(bias, [-1]), None
-        before = _shape(inputs)[: inputs.shape.rank - num_summed]
+        before = keras.ops.shape(inputs)[: inputs.shape.rank - num_summed]
         outputs = tf.reshape(flat, [*before, *outputs_shape])
         if bias is not None:
             outputs += bias
@@ -61,11 +61,3 @@ def _num_summed(equation: str) -> int | None:
         and len(set(outputs)) == len(outputs)
     )
     return num if is_product else None
-
-
-def _shape(tensor: tf.Tensor) -> list:
-    """Returns the size of each axis: a number where it is known, else a tensor."""
-    known, sizes = tensor.shape.as_list(), None
-    if None in known:
-        sizes = tf.shape(tensor)
-    return [sizes[axis] if each is None else each for axis, each in enumerate(known)]

@@ -22,18 +22,21 @@ def _wide(x: tf.Tensor) -> tf.Tensor:
     return tf.cast(x, tf.float32) if x.dtype in (tf.float16, tf.bfloat16) else x
 
 
+def _below(wide: tf.Tensor) -> tf.Tensor:
+    """Returns the share of the normal distribution that is below each value."""
+    return 0.5 * (1.0 + tf.math.erf(wide * math.sqrt(0.5)))
+
+
 @tf.custom_gradient
 def _gelu_erf(x):
     wide = _wide(x)
-    below = 0.5 * (1.0 + tf.math.erf(wide * math.sqrt(0.5)))  # the normal distribution
 
     def backward(gradient):
         wide = _wide(x)
-        below = 0.5 * (1.0 + tf.math.erf(wide * math.sqrt(0.5)))
         density = _NORMAL * tf.exp(-0.5 * wide * wide)
-        return tf.cast(_wide(gradient) * (below + wide * density), x.dtype)
+        return tf.cast(_wide(gradient) * (_below(wide) + wide * density), x.dtype)
 
-    return tf.cast(wide * below, x.dtype), backward
+    return tf.cast(wide * _below(wide), x.dtype), backward
 
 
 @tf.custom_gradient

@@ -333,8 +333,8 @@ def _all_finite(values: list[tf.Tensor], *, xla: bool) -> tf.Tensor:
         return tf.constant(True)
     if not xla:
         return tf.reduce_all(tf.math.is_finite(_packed(values)))
-    # Of the plain "all" of a concatenation XLA makes an "all" of each tensor again: 276 kernels in
-    # a step of a ViT-B/16, and as many launches (TensorFlow 2.21, H200, 2026-11-28).
+    # XLA would turn the "all" of a concatenation into an "all" of each tensor: 276 kernels in a
+    # step of a ViT-B/16 (TensorFlow 2.21, H200, 2026-11-28).
     return tf.equal(_index_in_each(values, None), len(values))
 
 

@@ -71,20 +71,15 @@ class Attentions:
             return direct(query, key, value, **settings, attn_logits_soft_cap=attn_logits_soft_cap)
         self._is_used = True
         self._say_once(log.info, "step: cuDNN's flash kernels compute its attentions")
-        dtype, size = query.dtype, query.shape[-1]
-
-        def plain(query, key, value, bias=None, **settings):
-            return direct(query, key, value, bias=bias, **settings)
-
         return flash.flash_attention(
             query,
             key,
             value,
-            plain=plain,
-            scale=size**-0.5 if scale is None else float(scale),
+            plain=direct,
+            scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
             is_causal=is_causal,
             mask=None if mask is None else tf.cast(mask, tf.bool),
-            bias=None if bias is None else tf.cast(bias, dtype),
+            bias=None if bias is None else tf.cast(bias, query.dtype),
         )
 
     def without_scores(self) -> None:

@@ -43,7 +43,8 @@ def flash_attention(
       scale: what the products of query and key are multiplied by.
       is_causal: whether row t of the query sees the rows 0 to t of the key only.
       mask: [B or 1, N or 1, T or 1, S] bool: True where a row of the query sees one of the key.
-      bias: [1, N, T, S] of the same dtype: it is added to the scores, and has a gradient.
+      bias: [B or 1, N or 1, T or 1, S] of the same dtype: it is added to the scores. It has a
+        gradient if it has, with the mask, the shape [1, N, T or 1, S].
     """
     rows, key_rows = query.shape[1], key.shape[1]
     sees = None
