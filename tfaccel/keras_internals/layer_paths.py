@@ -6,20 +6,28 @@ from collections.abc import Callable
 
 import keras
 from keras.src.backend.tensorflow import nn
+from keras.src.ops import nn as operations
 
-from tfaccel.keras_internals import batch_norm, convolution, einsum_dense, max_pooling
+from tfaccel.keras_internals import batch_norm, convolution, einsum_dense, layer_norm, max_pooling
 from tfaccel.keras_internals.attention import attention_by
 from tfaccel.keras_internals.gelu import gelu
 from tfaccel.keras_internals.patching import patched
 
 
 @contextlib.contextmanager
-def layer_paths(*, xla: bool, all_reduce: Callable | None, attention: Callable | None = None):
+def layer_paths(
+    *,
+    xla: bool,
+    all_reduce: Callable | None,
+    attention: Callable | None = None,
+    on_gpu: bool = False,
+):
     """Within the context, some Keras layers use tfaccel's quicker methods.
 
     Args:
       xla: Whether XLA compiles the traced function.
       attention: What computes attentions if XLA compiles the function; None: Keras.
+      on_gpu: Whether the traced function runs on a GPU.
       all_reduce: A function that sums over replicas, for synchronized layers; None on one replica.
     """
     norm, conv = keras.layers.BatchNormalization, keras.layers.Conv2D
@@ -36,6 +44,10 @@ def layer_paths(*, xla: bool, all_reduce: Callable | None, attention: Callable |
             replace(pooling, "call", max_pooling.indexed)
             replace(keras.layers.EinsumDense, "call", einsum_dense.as_product)
             patches.enter_context(patched(nn, "gelu", gelu))
+            replace(operations, "_layer_normalization", layer_norm.one_pass)
+            if on_gpu:
+                replace(keras.layers.LayerNormalization, "call", layer_norm.ordered)
+                replace(keras.layers.RMSNormalization, "call", layer_norm.ordered)
             if attention is not None:
                 patches.enter_context(attention_by(attention))
         else:

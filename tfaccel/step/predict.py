@@ -48,7 +48,9 @@ class Predict:
             with (
                 as_replica(model, replica),
                 stateful.own_rows(model, replica, totals_lib.num_rows(batch)),
-                layer_paths(xla=xla, all_reduce=None, attention=replica.attention),
+                layer_paths(
+                    xla=xla, all_reduce=None, attention=replica.attention, on_gpu=replica.is_gpu
+                ),
                 telling_rows(self._strategy, [batch]),
             ):
                 return model.predict_step(batch)

@@ -12,7 +12,7 @@ ranks. Settings:
     batch                   images of a step on each GPU
     epoch_steps             steps of an epoch of "random" and "jpegs"; by default "drop"
     steps_per_execution     a number, or "epoch"
-    drop, steps, step_times, trace
+    drop, steps, step_times, trace, trace_after
                             see timed_fit.py
 """
 

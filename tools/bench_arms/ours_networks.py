@@ -10,7 +10,8 @@ steps of an epoch are one execution. Settings:
     batch, size             rows of a step; height and width of images, or tokens of a text
     epoch_steps             steps of an epoch; by default "drop"
     steps_per_execution     a number, or "epoch"
-    drop, steps, trace      see timed_fit.py
+    drop, steps, trace, trace_after
+                            see timed_fit.py
 """
 
 import dataclasses

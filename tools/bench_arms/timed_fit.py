@@ -11,6 +11,7 @@ have no hook for the end of a batch, because the host would then wait for every 
 """
 
 import contextlib
+import itertools
 import math
 import os
 import time
@@ -46,7 +47,9 @@ def fit_arm(
       data: the data for `fit`.
       settings: the settings of the arm. "drop" and "steps" are the untimed and the timed steps,
         rounded up to whole epochs. "step_times" asks for the times of "steps" executions. "trace"
-        is a folder for a profile. "started" is the time at which the process started.
+        is a folder for a profile of each stretch. With "trace_after" only the stretch of that
+        number, from 0, is profiled, and it is one epoch. "started" is the time at which the
+        process started.
       epoch_steps: steps of an epoch.
       images_per_epoch: images of an epoch over all replicas, without padding rows.
       speaks: True if this process answers the driver.
@@ -62,16 +65,19 @@ def fit_arm(
     first = FirstExecution()
     model.fit(data, epochs=max(1, num_dropped), callbacks=[first], verbose=0, **fit_args)
 
+    numbers, traced_one = itertools.count(), settings.get("trace_after")
+
     def stretch():
-        clock = Clock(num_dropped, num_timed)
-        callbacks = [clock, times := StepTimes(num_dropped)] if wants_steps else [clock]
-        epochs = num_dropped + num_timed
-        with traced(settings.get("trace")):
-            model.fit(data, epochs=epochs, callbacks=callbacks, verbose=0, **fit_args)
+        is_traced = next(numbers) == traced_one
+        dropped, timed = (0, 1) if is_traced else (num_dropped, num_timed)
+        clock = Clock(dropped, timed)
+        callbacks = [clock, times := StepTimes(dropped)] if wants_steps else [clock]
+        with traced(settings.get("trace") if is_traced or traced_one is None else None):
+            model.fit(data, epochs=dropped + timed, callbacks=callbacks, verbose=0, **fit_args)
         result = {
-            "images_per_second": num_timed * images_per_epoch / clock.seconds,
+            "images_per_second": timed * images_per_epoch / clock.seconds,
             "seconds": clock.seconds,
-            "timed_steps": num_timed * epoch_steps,
+            "timed_steps": timed * epoch_steps,
             "peak_memory_mib": peak_memory_mib(),
         }
         return result | ({"step_seconds": times.seconds} if wants_steps else {})

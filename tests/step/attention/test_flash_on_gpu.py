@@ -67,6 +67,13 @@ def gradients_of(compute, operands, settings, dtype, *, xla, watched):
     return [tf.cast(each, tf.float64) for each in run(operands, more)]
 
 
+def repeated(query, key, value, **settings):
+    """Computes Keras's own attention, which takes no grouped heads: repeats those of the key."""
+    times = query.shape[2] // key.shape[2]
+    key, value = (tf.repeat(each, times, axis=2) for each in (key, value))
+    return keras.ops.dot_product_attention(query, key, value, **settings)
+
+
 def error(found, exact):
     return float(tf.norm(found - exact) / tf.norm(exact))
 
@@ -83,16 +90,14 @@ def test_near_float64(mask, size, dtype):
     flash = lambda *a, **k: attend(direct, *a, **k)  # noqa: E731
     watched = mask != "bias of a batch"
     found = gradients_of(flash, operands, settings, dtype, xla=True, watched=watched)
-    exact = gradients_of(direct, operands, settings, "float64", xla=False, watched=watched)
-    plain = gradients_of(direct, operands, settings, dtype, xla=True, watched=watched)
-    # Of few values the errors are not averaged: the plain attention's are larger, too.
-    tolerance = TOLERANCE[dtype] * (3 if rows * key_rows < 100 else 1)
+    exact = gradients_of(repeated, operands, settings, "float64", xla=False, watched=watched)
+    plain = gradients_of(repeated, operands, settings, dtype, xla=True, watched=watched)
     for each, own, true in zip(found, plain, exact, strict=True):
         assert np.isfinite(each).all()
         if tf.norm(true) > 1e-3 * tf.norm(exact[0]):
             # cuDNN's error is no larger than that of the plain attention, but for a little.
             errors = error(each, true), error(own, true)
-            assert errors[0] < max(tolerance, 1.2 * errors[1]), errors
+            assert errors[0] < max(TOLERANCE[dtype], 1.2 * errors[1]), errors
         else:
             assert tf.norm(each - true) < 1e-2 * tf.norm(exact[0])  # rounding of a zero
     (said,) = attend._said
@@ -148,7 +153,7 @@ def test_training(settings, num_gpus, precision, tmp_path):
             model = keras.Model(inputs, keras.layers.Dense(3, dtype="float32")(x))
         run.compile(
             model,
-            keras.optimizers.SGD(0.1),
+            keras.optimizers.SGD(0.03),  # a larger one makes the rounding of a step grow
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             step=tfaccel.StepConfig(**settings),
         )
