@@ -61,10 +61,10 @@ class Launches:
         Args:
           num_bytes: of one replica's batch.
         """
-        fit = min(MOST_BYTES // max(num_bytes, 1), self.most)
-        number = max((each for each in range(1, fit + 1) if self.most % each == 0), default=1)
+        number, why = fitting(self.most, num_bytes)
         if number < self.most:
-            self._say("data: %s", too_large(self.most, number, num_bytes))
+            how = "one batch" if number == 1 else f"{number} batches"
+            self._say("data: a launch takes %s, because %s", how, why)
         return number
 
     def cut(self, shapes: str, number: int) -> list[int]:
@@ -95,14 +95,27 @@ class Launches:
             log.info(words, *arguments)
 
 
-def too_large(most: int, number: int, num_bytes: int) -> str:
-    """Returns in words why a launch has fewer than `most` batches of so many bytes."""
-    how = "one batch" if number == 1 else f"{number} batches"
-    return (
-        f"a launch takes {how}, because {most} batches would take "
-        f"{math.ceil(most * num_bytes / 2**20):,} MiB on a replica, more than "
-        f"{MOST_BYTES >> 20:,} MiB"
-    )
+def fitting(most: int, num_bytes: int) -> tuple[int, str]:
+    """Returns how many batches one launch may take, and why not more.
+
+    The number divides `most`, so that all launches of an execution have one length.
+
+    Args:
+      most: number of steps in an execution.
+      num_bytes: of one replica's batch.
+
+    Returns:
+      The number, and a reason in words: `most` and "" if an execution is one launch.
+    """
+    fit = min(MOST_BYTES // max(num_bytes, 1), most)
+    number = max((each for each in range(1, fit + 1) if most % each == 0), default=1)
+    if number == most:
+        return most, ""
+    why = f"{most} batches would take {math.ceil(most * num_bytes / 2**20):,} MiB on a replica, "
+    why += f"more than {MOST_BYTES >> 20:,} MiB"
+    if number == 1 and fit > 1:
+        why += f", and no smaller number divides {most}; use steps_per_execution with divisors"
+    return number, why
 
 
 def why_not(element_spec) -> str | None:
@@ -148,9 +161,14 @@ class Places:
 class Gathered(Iterator):
     """The batches of one iterator, for one launch after another.
 
+    Attributes:
+      are_made: True, because the batches of a launch wait for each other.
+
     Raises:
       Exception: what the iterator raised, after all batches before it.
     """
+
+    are_made = True
 
     def __init__(
         self,
@@ -341,7 +359,8 @@ class Taken:
         )
 
 
-def _taken(batch) -> Taken:
+def taken(batch) -> Taken:
+    """Returns what makes batches of this one's structure and dtypes."""
     numbers = iter(range(len(tf.nest.flatten(batch))))
     structure = tf.nest.map_structure(
         lambda each: None if each is None else f"{next(numbers)} {each.dtype.name}", batch
@@ -424,7 +443,7 @@ class _Reader:
         batch = next(self._batches)
         self.given.read += 1
         parts = self._places.cut(batch)
-        make = _taken(parts[0])
+        make = taken(parts[0])
         leaves = [[each for each in tf.nest.flatten(part) if each is not None] for part in parts]
         shapes = [str([each.shape.as_list() for each in part]) for part in leaves]
         is_even = all(each == shapes[0] for each in shapes)

@@ -42,7 +42,6 @@ instead of 1.
 """
 
 import functools
-import itertools
 import logging
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -52,7 +51,7 @@ import tensorflow as tf
 
 from tfaccel.config import StepConfig
 from tfaccel.data.deferred import Deferred
-from tfaccel.data.gathered import Gathered, Launches
+from tfaccel.data.gathered import Launches
 from tfaccel.keras_internals import row_operations
 from tfaccel.keras_internals.function_names import alike, own_numbers
 from tfaccel.keras_internals.model_view import is_of_keras, is_synchronized, runs_eagerly
@@ -221,13 +220,11 @@ class Execution:
         num_steps = self._model.steps_per_execution
         if num_steps == 1 or not hasattr(iterator, "take"):
             return None
-        why = self.why_one_by_one()
-        if isinstance(iterator, Gathered):
-            if why is not None:  # what was not known when `fit` began
-                self.launches.say(why)
-            return iterator.take(num_steps, may_wait=why is None)
-        if not self._step.can_be_in_a_row:
+        why, are_made = self.why_one_by_one(), getattr(iterator, "are_made", False)
+        if not (are_made or self._step.can_be_in_a_row):
             return None
+        if why is not None and are_made and self._step.trains:
+            self.launches.say(why)
         # A test is too short to be worth compiling a second launch length for its last steps.
         return iterator.take(num_steps, may_wait=why is None)
 
@@ -490,7 +487,8 @@ class _Step:
             step = self._function(padded, deferred[0].make)  # equal for all replicas
             self._explain_if_shorter(len(deferred[0]))
             arguments = [(dict(each.inputs), dict(each.shared)) for each in deferred]
-            with self._shapes.watched(step, [each.specs() for each in deferred]):
+            specs = [each.specs() for each in deferred]
+            with self._shapes.watched(step, specs, in_launch=True):
                 return step(arguments)[0] if self.several else step(*arguments[0])
 
         inputs = [dict(each.inputs) for each in deferred]
