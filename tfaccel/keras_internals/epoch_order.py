@@ -131,7 +131,8 @@ class _Cut:
 
     def batches_of_epoch(self) -> float:
         """Returns the most batches that Keras reads in an epoch; infinity if only the end tells."""
-        known = [each for each in (self._steps, self.num_batches) if each is not None]
+        most = keras.config.max_steps_per_epoch()  # of debugging runs
+        known = [each for each in (self._steps, self.num_batches, most) if each is not None]
         return min(known, default=math.inf)
 
     def epochs_in(self, num_batches: int | None) -> int:

@@ -4,7 +4,7 @@
     dataset = strategy.experimental_distribute_dataset(dataset, on_host(gather))
     batches = gather(lambda has_unread: iter(dataset))            # for `model.train_function`
 
-What decides is in the model's execution (`launches` and `why_one_by_one`, tfaccel/step/functions.py)
+What decides is in the model's execution (tfaccel/step/functions.py: `launches`, `why_one_by_one`)
 and in the specs of a batch. It is logged once.
 """
 
@@ -18,8 +18,16 @@ from tfaccel.keras_internals.replica import local_batches, local_replicas
 
 
 def may_gather(model) -> bool:
-    """Returns whether executions of the model have several steps that may be one launch."""
-    return _has_several_steps(model) and model.train_function.why_one_by_one() is None
+    """Returns whether executions of the model have several steps that may be one launch.
+
+    If they have several steps that may not, the log says why.
+    """
+    if not _has_several_steps(model):
+        return False
+    why = model.train_function.why_one_by_one()
+    if why is not None:
+        model.train_function.launches.say(why)
+    return why is None
 
 
 def go_one_by_one(model, why: str) -> None:
