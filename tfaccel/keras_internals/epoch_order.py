@@ -125,15 +125,18 @@ class _Cut:
     """Divides a pass over the data into Keras's epochs of `steps_per_epoch` steps."""
 
     def __init__(self, model: keras.Model, steps_per_epoch: int | None):
-        at_a_time = model.steps_per_execution
-        self._steps = steps_per_epoch and math.ceil(steps_per_epoch / at_a_time) * at_a_time
+        self._at_a_time = model.steps_per_execution
+        self._steps = steps_per_epoch and self._whole_executions(steps_per_epoch)
         self.num_batches = None  # unknown or infinite
 
     def batches_of_epoch(self) -> float:
         """Returns the most batches that Keras reads in an epoch; infinity if only the end tells."""
         most = keras.config.max_steps_per_epoch()  # of debugging runs
         known = [each for each in (self._steps, self.num_batches, most) if each is not None]
-        return min(known, default=math.inf)
+        return self._whole_executions(min(known)) if known else math.inf
+
+    def _whole_executions(self, steps: int) -> int:
+        return math.ceil(steps / self._at_a_time) * self._at_a_time
 
     def epochs_in(self, num_batches: int | None) -> int:
         """Returns how many epochs a pass has. Keras ends the last one with the data."""
