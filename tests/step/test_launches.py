@@ -7,11 +7,16 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import compiled
+from conftest import compiled, strategy_of
 from keras import layers
 
+from tfaccel.common.errors import UserError
 from tfaccel.config import StepConfig
 from tfaccel.data import gathered
+from tfaccel.data.distribute import Loader
+from tfaccel.data.user_examples import open_examples
+from tfaccel.keras_internals.launches import gathering
+from tfaccel.runtime.devices import Device
 from tfaccel.step import functions
 
 RNG = np.random.default_rng(0)
@@ -332,6 +337,50 @@ def test_an_endless_generator_is_where_keras_leaves_it(steps_per_epoch):
         np.testing.assert_allclose(firsts(4)[-1], stock.get_weights()[0], rtol=1e-5, atol=1e-6)
 
 
+class Texts:
+    """The examples, one at a time."""
+
+    def __init__(self, fails=None):
+        self.fails = fails
+
+    def __len__(self):
+        return 42
+
+    def __getitem__(self, index):
+        if index == self.fails:
+            raise KeyError("of the user")
+        return TOKENS[index], LABELS[index], WEIGHTS[index]
+
+
+def examples(*, replicas=1, fails=None, **settings):
+    """A loader of them, of 11 batches; the last has padding."""
+    plan = {"steps_per_epoch": None, "last_batch": "pad", "shuffle": True} | settings
+    data = open_examples(
+        Texts(fails), global_batch_size=ROWS, num_replicas=replicas, seed=3, **plan
+    )
+    devices = [Device(f"/cpu:{index}", None) for index in range(replicas)]
+    settings = {"seed": 3, "num_threads": 2, "first_replica": 0, "strategy": strategy_of(replicas)}
+    return Loader(data, devices=devices, **settings)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_examples_of_ones_own_go_in_launches(replicas, in_one_function, launches):
+    test = examples(replicas=replicas)
+    fit = {"x": examples(replicas=replicas), "validation_data": test}
+    ours = trained(4, fit, make=without_draws, replicas=replicas)
+    assert launches == 2 * [4, 4, 3]
+    assert not any(make for _, make, _ in ours[0].test_function._step._made)
+    one_by_one = {"x": examples(), "validation_data": examples()}
+    assert_alike(ours, trained(1, one_by_one, make=without_draws, xla=False))
+
+
+def test_a_fault_of_an_example_comes_after_the_steps_before_it(launches):
+    model = model_of(4, make=without_draws)
+    with pytest.raises(UserError, match="reading example 22 failed"):
+        model.fit(examples(fails=22, shuffle=False), verbose=0)
+    assert launches == [4, 1]
+
+
 class OfUserError(Exception):
     """Raised by a user's code."""
 
@@ -409,8 +458,6 @@ def test_other_batches_go_one_by_one_for_a_reason(make, reason, caplog):
 
 
 def gathering_of(model, data):
-    from tfaccel.keras_internals.launches import gathering
-
     return gathering(model, data.element_spec, gathered.Allowance())
 
 
