@@ -1,5 +1,6 @@
 """Batches of the user's own data, several in one launch, against the same ones one by one."""
 
+import functools
 import os
 import signal
 
@@ -80,7 +81,7 @@ class InBatches(keras.utils.PyDataset):
     """The tokens."""
 
     def __len__(self):
-        return 11
+        return 8
 
     def __getitem__(self, index):
         rows = slice(ROWS * index, ROWS * index + ROWS)
@@ -97,23 +98,25 @@ def endless():
 
 def drawn():
     """A data set that draws in each pass."""
-    rows = tf.data.Dataset.from_tensor_slices((TOKENS, LABELS)).batch(ROWS)
-    return rows.map(lambda x, y: (x + tf.random.uniform(tf.shape(x), 0, 2, tf.int32) % 20, y))
+    rows = tf.data.Dataset.from_tensor_slices((TOKENS, LABELS)).batch(ROWS).take(8)
+    return rows.map(lambda x, y: ((x + tf.random.uniform(tf.shape(x), 0, 20, tf.int32)) % 20, y))
 
 
 # What `fit` is given, and the launches of an epoch with executions of 4 steps.
 DATA = {
     "arrays": (lambda: {"x": TOKENS, "y": LABELS, "batch_size": ROWS}, [4, 4, 3]),
-    "a smaller last batch": (lambda: {"x": TOKENS[:42], "y": LABELS[:42], "batch_size": 4}, 0),
-    "a PyDataset": (lambda: {"x": InBatches()}, [4, 4, 3]),
+    "a smaller last batch": (
+        lambda: {"x": TOKENS[:18], "y": LABELS[:18], "batch_size": ROWS},
+        [4, 1],
+    ),
+    "a PyDataset": (lambda: {"x": InBatches()}, [4, 4]),
     "a generator": (lambda: {"x": endless(), "steps_per_epoch": 8}, [4, 4]),
-    "a data set that draws": (lambda: {"x": drawn()}, [4, 4, 3]),
+    "a data set that draws": (lambda: {"x": drawn()}, [4, 4]),
     "a part of a data set": (
         lambda: {"x": drawn().repeat(2), "steps_per_epoch": 8},
         [4, 4],
     ),
 }
-DATA["a smaller last batch"] = DATA["a smaller last batch"][0], [4, 4, 2, 1]
 
 
 def trained(steps, fit, *, epochs=2, **settings):
@@ -131,9 +134,22 @@ def assert_alike(ours, one_by_one, **within):
         np.testing.assert_allclose(weight, wanted, **(within or ROUNDED))
 
 
+@functools.cache
+def one_by_one(kind):
+    """Trained each step by itself, and without XLA."""
+    return trained(1, DATA[kind][0](), make=without_draws, xla=False)
+
+
 @pytest.mark.parametrize("kind", DATA)
 def test_an_execution_of_gathered_batches_trains_as_its_steps_do(kind, launches):
     fit, in_epoch = DATA[kind]
+    ours = trained(4, fit(), make=without_draws)
+    assert launches == 2 * in_epoch
+    assert_alike(ours, one_by_one(kind))
+
+
+def test_a_launch_leaves_to_the_next_what_its_steps_do(launches):
+    fit, in_epoch = DATA["a smaller last batch"]
     ours = trained(4, fit())
     assert launches == 2 * in_epoch
     launches.clear()
@@ -159,7 +175,7 @@ def test_batches_may_be_any_nest(launches):
 
     ours = trained(11, fit(), make=named)
     assert launches == [11, 11]
-    assert_alike(ours, trained(1, fit(), make=named))
+    assert_alike(ours, trained(1, fit(), make=named, xla=False))
 
 
 @pytest.mark.parametrize("kind", ["arrays", "a smaller last batch"])
@@ -167,7 +183,7 @@ def test_several_replicas_take_gathered_batches(kind, in_one_function, launches)
     fit, in_epoch = DATA[kind]
     ours = trained(4, fit(), make=without_draws, replicas=2)
     assert launches == 2 * in_epoch
-    assert_alike(ours, trained(1, fit(), make=without_draws, xla=False))
+    assert_alike(ours, one_by_one(kind))
 
 
 def test_rows_that_replicas_cannot_share_equally_go_by_themselves(
@@ -182,11 +198,10 @@ def test_rows_that_replicas_cannot_share_equally_go_by_themselves(
 
 
 def test_parts_of_gathered_batches_are_accumulated(launches):
-    settings = {"make": without_draws, "config": StepConfig(accumulation_steps=2)}
-    fit, in_epoch = DATA["arrays"]
-    ours = trained(4, fit(), **settings)
+    fit, in_epoch = DATA["a generator"]
+    ours = trained(4, fit(), make=without_draws, config=StepConfig(accumulation_steps=2))
     assert launches == 2 * in_epoch
-    assert_alike(ours, trained(1, fit(), **settings))
+    assert_alike(ours, one_by_one("a generator"))
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -196,7 +211,7 @@ def test_without_xla_they_go_one_by_one_for_a_reason(replicas, launches, caplog)
         ours = trained(4, fit(), make=without_draws, replicas=replicas, xla=False)
     assert set(launches) == {1}
     assert caplog.text.count("go one by one, because XLA does not compile the steps") == 1
-    assert_alike(ours, trained(1, fit(), make=without_draws, xla=False))
+    assert_alike(ours, one_by_one("arrays"))
 
 
 def test_xla_that_is_turned_off_at_the_first_step_is_a_reason(launches, caplog):
@@ -232,7 +247,7 @@ def lengthy(*lengths):
 
 def test_batches_of_several_lengths_become_launches_of_few_lengths(launches):
     lengths = [3] * 4 + [3, 3, 5, 5] + [5, 3, 3, 3] + [5, 5, 5, 5]
-    ours = trained(4, lengthy(*lengths), epochs=1)
+    ours = trained(4, lengthy(*lengths), epochs=1, make=without_draws)
     # Of 3 tokens: 4 and 2; three are 2 and 1. Of 5: 2 and 1, then 4.
     assert launches == [4, 2, 2, 1, 2, 1, 4]
     model = ours[0]
@@ -242,7 +257,7 @@ def test_batches_of_several_lengths_become_launches_of_few_lengths(launches):
         if make
     ]
     assert counts == [4]  # two numbers of each length, and no others
-    assert_alike(ours, trained(1, lengthy(*lengths), epochs=1))
+    assert_alike(ours, trained(1, lengthy(*lengths), epochs=1, make=without_draws, xla=False))
 
 
 def test_steps_are_skipped_as_one_by_one(launches):
@@ -266,56 +281,55 @@ def test_steps_are_skipped_as_one_by_one(launches):
 def test_a_fault_has_its_code_and_step(sees):
     model = model_of(4, make=without_draws)
     fit = {**DATA["a smaller last batch"][0](), "shuffle": False}
-    fit["sample_weight"] = np.ones(42, np.float32)
-    fit["sample_weight"][40:] = np.nan  # the last batch, which is smaller
+    fit["sample_weight"] = np.ones(18, np.float32)
+    fit["sample_weight"][16:] = np.nan  # the last batch, which is smaller
     see = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
-    with pytest.raises(Exception, match="at step 11"):
+    with pytest.raises(Exception, match="at step 5"):
         model.fit(**fit, verbose=0, callbacks=[see] if sees else [])
-    assert len(model.train_function.nonfinite) == 3
-    assert (model.train_function.nonfinite != functions.finite.FINE).tolist() == [0, 0, 1]
+    assert (model.train_function.nonfinite != functions.finite.FINE).tolist() == [True]
 
 
 def test_tests_go_one_by_one_and_count_every_row(launches):
-    fit = {**DATA["arrays"][0](), "validation_data": (TOKENS[:42], LABELS[:42])}
-    ours = trained(4, fit)
+    fit = {**DATA["a PyDataset"][0](), "validation_data": (TOKENS[:42], LABELS[:42])}
+    ours = trained(4, fit, make=without_draws)
     assert not any(make for _, make, _ in ours[0].test_function._step._made)
-    one_by_one = trained(1, fit)
-    assert_alike(ours, one_by_one)
+    wanted = trained(1, fit, make=without_draws, xla=False)
+    assert_alike(ours, wanted)
     test = {"x": TOKENS[:42], "y": LABELS[:42], "verbose": 0}
-    found, wanted = (each.evaluate(**test) for each in (ours[0], one_by_one[0]))
+    found, wanted = (each.evaluate(**test) for each in (ours[0], wanted[0]))
     np.testing.assert_allclose(found, wanted, **ROUNDED)
 
 
 def test_callbacks_see_the_logs_of_each_execution():
-    def seen(steps):
+    def seen(steps, **settings):
         found = []
         see = keras.callbacks.LambdaCallback(
             on_train_batch_end=lambda step, logs: found.append((step, logs["loss"]))
         )
-        model_of(steps).fit(**DATA["arrays"][0](), epochs=2, verbose=0, callbacks=[see])
+        model = model_of(steps, make=without_draws, **settings)
+        model.fit(**DATA["a PyDataset"][0](), epochs=2, verbose=0, callbacks=[see])
         # At an epoch's end, Keras counts the steps of a whole execution.
         return [each for each in found if each[0] in (3, 7)]
 
-    for (step, loss), (wanted_step, wanted) in zip(seen(4), seen(1), strict=True):
+    for (step, loss), (wanted_step, wanted) in zip(seen(4), seen(1, xla=False), strict=True):
         assert step == wanted_step
         np.testing.assert_allclose(loss, wanted, **ROUNDED)
 
 
 def test_large_batches_are_fewer_in_a_launch(launches, monkeypatch, caplog):
     monkeypatch.setattr(gathered, "MOST_BYTES", 3 * 4 * (24 + 4))  # three batches, not four
-    fit, _ = DATA["arrays"]
+    fit, _ = DATA["a smaller last batch"]
     with caplog.at_level("INFO", "tfaccel"):
-        ours = trained(4, fit())
-    assert launches == 2 * [2, 2, 2, 2, 2, 1]
+        ours = trained(4, fit(), make=without_draws)
+    assert launches == 2 * [2, 2, 1]
     assert caplog.text.count("data: a launch takes 2 batches, because 4 batches would take") == 1
-    assert_alike(ours, trained(1, fit()))
+    assert_alike(ours, one_by_one("a smaller last batch"))
 
 
 @pytest.mark.parametrize("steps_per_epoch", [8, 6])
 def test_an_endless_generator_is_where_keras_leaves_it(steps_per_epoch):
     def firsts(steps):
-        seen, model = [], model_of(steps, make=without_draws)
-        model.train_function.launched = None
+        seen, model = [], model_of(steps, make=without_draws, xla=steps > 1)
         fit = {"x": endless(), "steps_per_epoch": steps_per_epoch, "epochs": 3}
         note = lambda *_: seen.append(model.get_weights()[0])  # noqa: E731
         model.fit(**fit, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=note)])
@@ -398,7 +412,7 @@ def test_an_error_of_the_data_comes_after_the_steps_before_it(number, launches):
     weights, errors = [], []
     for steps in (4, 1):
         launches.clear()
-        model = model_of(steps)
+        model = model_of(steps, make=without_draws, xla=steps > 1)
         with pytest.raises(Exception, match="of the user") as raised:
             model.fit(failing(number), verbose=0)
         assert sum(launches) == number
@@ -416,7 +430,7 @@ def test_ctrl_c_stops_a_fit_that_waits_for_data():
                 os.kill(os.getpid(), signal.SIGINT)
             yield batch
 
-    model = model_of(4)
+    model = model_of(4, make=without_draws)
     with pytest.raises(KeyboardInterrupt):
         model.fit(stuck(), steps_per_epoch=1_000_000, verbose=0)
 
@@ -429,7 +443,7 @@ def test_a_pass_that_stops_half_way_is_not_continued():
             self.model.stop_training = True
 
     def weights(steps):
-        model, data = model_of(steps, make=without_draws), drawn().take(8)
+        model, data = model_of(steps, make=without_draws, xla=steps > 1), drawn().take(8)
         model.fit(data, callbacks=[Stops()] * (steps > 1), steps_per_epoch=4, verbose=0)
         model.fit(data, epochs=2, verbose=0)
         return model.get_weights()
@@ -462,16 +476,16 @@ def gathering_of(model, data):
 
 
 def test_what_decides_is_said_once(caplog):
-    model = model_of(4)
+    model = model_of(4, make=without_draws)
     with caplog.at_level("INFO", "tfaccel"):
         for _ in range(2):
-            model.fit(**DATA["arrays"][0](), verbose=0)
+            model.fit(**DATA["a PyDataset"][0](), verbose=0)
     assert caplog.text.count("step: batches of up to 4 steps go in one launch") == 1
 
 
 def test_one_step_in_an_execution_gathers_nothing(caplog):
     with caplog.at_level("INFO", "tfaccel"):
-        model_of(1).fit(**DATA["arrays"][0](), verbose=0)
+        model_of(1, make=without_draws, xla=False).fit(**DATA["arrays"][0](), verbose=0)
     assert "one launch" not in caplog.text
     assert "one by one" not in caplog.text
 
