@@ -16,7 +16,7 @@ from tfaccel.config import StepConfig
 from tfaccel.data import gathered
 from tfaccel.data.distribute import Loader
 from tfaccel.data.user_examples import open_examples
-from tfaccel.keras_internals.launches import gathering
+from tfaccel.keras_internals.launches import gathering, on_host
 from tfaccel.runtime.devices import Device
 from tfaccel.step import functions
 
@@ -184,6 +184,26 @@ def test_several_replicas_take_gathered_batches(kind, in_one_function, launches)
     ours = trained(4, fit(), make=without_draws, replicas=2)
     assert launches == 2 * in_epoch
     assert_alike(ours, one_by_one(kind))
+
+
+def test_each_replica_gets_its_rows_on_its_device(in_one_function, read_on_devices):
+    """By TensorFlow's own iterators, which leave batches to gather on the host."""
+    model, allowance = model_of(4, make=without_draws, replicas=2), gathered.Allowance()
+    data = tf.data.Dataset.from_tensor_slices({"x": TOKENS}).batch(ROWS)
+    gather = gathering(model, data.element_spec, allowance)
+    strategy = model.distribute_strategy
+    batches = gather(
+        lambda _: iter(strategy.experimental_distribute_dataset(data, on_host(gather)))
+    )
+    for index, deferred in enumerate(batches.take(4)):
+        (own,) = deferred.inputs.values()
+        assert own.device.endswith(f"CPU:{index}")
+        wanted = TOKENS[: 4 * ROWS].reshape(4, 2, 2, 6)[:, index]
+        np.testing.assert_array_equal(tf.bitcast(own, tf.int32), wanted)
+    batch = next(batches)
+    for index, part in enumerate(strategy.experimental_local_results(batch["x"])):
+        assert part.device.endswith(f"CPU:{index}")
+        np.testing.assert_array_equal(part, TOKENS[16:20].reshape(2, 2, 6)[index])
 
 
 def test_rows_that_replicas_cannot_share_equally_go_by_themselves(
@@ -377,7 +397,7 @@ def examples(*, replicas=1, fails=None, **settings):
     return Loader(data, devices=devices, **settings)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_examples_of_ones_own_go_in_launches(replicas, in_one_function, launches):
     test = examples(replicas=replicas)
     fit = {"x": examples(replicas=replicas), "validation_data": test}
