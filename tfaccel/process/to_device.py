@@ -25,7 +25,9 @@ def copy_to(device: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Returns the tensors on a device, each as it is. (int32 stays in the host's memory.)"""
     if not tensors:
         return []
-    return _copier(device, tuple(each.dtype for each in tensors))(list(tensors))
+    copy = _copier(device, tuple(each.dtype for each in tensors))
+    with tf.device(device):  # or they would name the device of the function as theirs
+        return copy(list(tensors))
 
 
 def stack_to(device: str, batches: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
@@ -39,7 +41,9 @@ def stack_to(device: str, batches: Sequence[Sequence[tf.Tensor]]) -> list[tf.Ten
       As many tensors as a batch has. For int32 they are uint32 of the same bits: see `carried`.
     """
     dtypes = tuple(each.dtype for each in batches[0])
-    return _stacker(device, len(batches), dtypes)([list(each) for each in batches])
+    stack = _stacker(device, len(batches), dtypes)
+    with tf.device(device):
+        return stack([list(each) for each in batches])
 
 
 def carried(dtype: tf.DType) -> tf.DType:
