@@ -408,6 +408,29 @@ def test_examples_of_ones_own_go_in_launches(replicas, in_one_function, launches
     assert_alike(ours, trained(1, one_by_one, make=without_draws, xla=False))
 
 
+def test_examples_go_on_in_the_middle_of_an_epoch(launches):
+    """As after a resume from a checkpoint."""
+    trained_on = []
+    for steps in (4, 1):
+        loader = examples()
+        loader.start_at(epoch=0, step=6)
+        fit = {"x": loader}
+        trained_on.append(trained(steps, fit, make=without_draws, xla=steps > 1))
+        assert loader.position == 22
+    assert launches[:5] == [4, 1, 4, 4, 3]
+    assert_alike(*trained_on)
+
+
+def test_a_later_fit_goes_on_with_the_epochs_of_the_first():
+    found = []
+    for steps in (4, 1):
+        fit = {"x": TOKENS[:32], "y": LABELS[:32], "batch_size": ROWS}
+        model, _ = trained(steps, fit, epochs=1, make=without_draws, xla=steps > 1)
+        history = model.fit(**fit, epochs=3, initial_epoch=1, verbose=0).history
+        found.append((model, history))
+    assert_alike(*found)
+
+
 def test_a_fault_of_an_example_comes_after_the_steps_before_it(launches):
     model = model_of(4, make=without_draws)
     with pytest.raises(UserError, match="reading example 22 failed"):

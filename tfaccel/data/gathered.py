@@ -9,8 +9,8 @@ batches of a launch as one `Deferred` for each replica, or a batch by itself.
     batch = next(batches)
 
 A thread reads the batches, in their order, and others copy them to the devices. They are up to two
-launches ahead of the step, and never beyond the epoch (`Allowance`). So a device trains on while
-the host gathers the next launch.
+launches ahead of the step, and never beyond the epoch (`Allowance`). So a device trains while the
+host gathers the next launch, and while that launch is copied.
 
 One launch has batches of equal shapes. Each other shape, and each other number of batches, is
 compiled once more, so `Launches` keeps the numbers few.
@@ -406,6 +406,7 @@ class _Reader:
         self._submit, self.given = submit, given
         self._number, self._next = 0, None  # batches in launches so far, and one in none yet
         self.is_alone = False  # whether each batch is a launch
+        self._is_over = False  # after which the iterator is not read again, as it may go on
 
     def next_launches(self, until: float) -> tuple[list[_Launch], bool, BaseException | None]:
         """Returns the next launches: batches of equal shapes, within one execution.
@@ -416,16 +417,16 @@ class _Reader:
         Returns:
           The launches; whether nothing follows; and the error that ended the iterator.
         """
-        found, is_over, failed = [], False, None
+        found, failed = [], None
         most = self._launches.most - self._number % self._launches.most
-        while len(found) < most and self._number + len(found) < until:
+        while not self._is_over and len(found) < most and self._number + len(found) < until:
             try:
                 batch, self._next = self._next or self._draw(), None
             except StopIteration:
-                is_over = True
+                self._is_over = True
                 break
             except BaseException as error:  # the thread that asks for the batch raises it
-                is_over, failed = True, error
+                self._is_over, failed = True, error
                 break
             if not found:
                 is_alone = self.is_alone or batch.shapes is None
@@ -437,7 +438,7 @@ class _Reader:
                 break
             found.append(batch)
         self._number += len(found)
-        return self._copied(found), is_over, failed
+        return self._copied(found), self._is_over, failed
 
     def _draw(self) -> _Batch:
         batch = next(self._batches)
