@@ -78,11 +78,13 @@ def test_a_launch_is_an_execution_or_the_rest(number, wanted):
     assert next(iterator, None) is None
 
 
-def test_batches_of_a_launch_have_one_shape():
+def test_batches_of_a_launch_have_one_shape(caplog):
     rows = [2, 2, 2, 2, 2, 3, 3, 2, 3, 2, 2, 2, 2]
     iterator, _ = gathered_of(Counted(13, rows=rows.__getitem__))
     # Of two rows: four, and then one; three, as the second length. Of three rows: two and one.
-    assert all_of(iterator) == [[0, 1, 2, 3], 4, [5, 6], 7, 8, [9, 10, 11], 12]
+    with caplog.at_level("INFO", "tfaccel"):
+        assert all_of(iterator) == [[0, 1, 2, 3], 4, [5, 6], 7, 8, [9, 10, 11], 12]
+    assert caplog.text.count("several launches where the shapes of its batches differ") == 1
 
 
 def test_few_lengths_are_compiled_for_a_shape():

@@ -85,6 +85,10 @@ class Launches:
         else:
             self._say("step: the batches of an execution go one by one, because %s", why_not)
 
+    def say_shapes(self) -> None:
+        """Logs once that shapes differ within an execution."""
+        self._say("data: an execution has several launches where the shapes of its batches differ")
+
     def say_uneven(self) -> None:
         """Logs once that the replicas do not share the rows of a batch equally."""
         self._say("data: a batch whose rows the replicas do not share equally goes by itself")
@@ -435,6 +439,7 @@ class _Reader:
                 most = 1 if is_alone else min(most, self._launches.fitting(batch.num_bytes))
             elif batch.shapes != found[0].shapes:
                 self._next = batch
+                self._launches.say_shapes()
                 break
             found.append(batch)
         self._number += len(found)

@@ -24,8 +24,9 @@ which would delay the results of one GPU until all have ended: a step took 49 ms
 Elsewhere TensorFlow's collective sums between two XLA functions. XLA has no collective on the CPU;
 and with several processes only TensorFlow's collectives can be aborted when a peer has died.
 
-Steps of one execution are one launch where their batches come together, as `Deferred`: from a loader,
-or gathered from data of the user's own (tfaccel/data/gathered.py). Others are a launch each.
+Steps of one execution are one launch where their batches come together, as `Deferred`: from a
+loader, or gathered from data of the user's own (tfaccel/data/gathered.py). Others are a launch
+each.
 
 Some steps cannot be cut so, because they need values of all replicas before their pass has ended: a
 `train_step` that updates weights more than once, or a loss that is no mean over rows. Their values
