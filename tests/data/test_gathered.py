@@ -204,15 +204,17 @@ def test_copies_do_not_hold_up_the_reader(monkeypatch):
 
 
 def test_a_dropped_iterator_takes_its_threads_along(no_collector):
+    before = set(threading.enumerate())  # with those of other tests, which nobody has collected
     iterator, _ = gathered_of(Counted(100))
     iterator.take(4)
     dropped = weakref.ref(iterator)
     names = ("tfaccel-gathering", "tfaccel-copying")
-    assert any(each.name.startswith(names) for each in threading.enumerate())
+    own = [each for each in set(threading.enumerate()) - before if each.name.startswith(names)]
+    assert len(own) >= 2
     del iterator
     assert dropped() is None
     ends = time.monotonic() + SOON_S
-    while any(each.name.startswith(names) for each in threading.enumerate()):
+    while any(each.is_alive() for each in own):
         assert time.monotonic() < ends
         time.sleep(0.001)
 

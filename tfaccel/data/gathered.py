@@ -262,7 +262,10 @@ class Gathered(Iterator):
             self._ready += launches
         if not self._ready and self._error is not None:
             error, self._error = self._error, None
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its traceback has this frame, which would keep the threads
         return self._ready[0] if self._ready else None
 
     def _give(self, number: int) -> None:
