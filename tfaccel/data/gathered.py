@@ -262,10 +262,7 @@ class Gathered(Iterator):
             self._ready += launches
         if not self._ready and self._error is not None:
             error, self._error = self._error, None
-            try:
-                raise error
-            finally:
-                del error  # its traceback has this frame, which would keep the threads
+            raise error
         return self._ready[0] if self._ready else None
 
     def _give(self, number: int) -> None:
