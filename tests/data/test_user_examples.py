@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tfaccel import UserError
+from tfaccel.data import gathered
 from tfaccel.data.placement import Placement
 from tfaccel.data.user_examples import open_examples
 from tfaccel.runtime.devices import Device
@@ -54,6 +55,10 @@ def opened(source, *, size=8, replicas=1, shuffle=False, last_batch="pad", steps
 
 def stream_of(data, *, replica=0, first=0, device=CPU, threads=3):
     return data.stream(Placement(device, threads, seed=0), data.feed(replica, first=first))
+
+
+def launches_of(data, most, *, replica=0, first=0, device=CPU, threads=3):
+    return data.deferred(Placement(device, threads, seed=0), data.feed(replica, first=first), most)
 
 
 def draw(stream, num_batches):
@@ -117,6 +122,47 @@ def test_batches_have_the_structure_of_an_example(example):
     for tensor, spec in zip(tf.nest.flatten(batch), tf.nest.flatten(data.spec), strict=True):
         assert (tensor.shape, tensor.dtype) == (spec.shape, spec.dtype)
         assert tensor.shape[0] == 2
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_a_launch_has_the_batches_that_come_one_by_one(first):
+    data = opened(Numbered(), replicas=2, shuffle=True)  # five batches an epoch
+    for replica in range(2):
+        launches = launches_of(data, 3, replica=replica, first=first)
+        one_by_one = stream_of(data, replica=replica, first=first)
+        lengths = []
+        for deferred in draw(launches, 4):
+            lengths.append(len(deferred))
+            for index in range(len(deferred)):
+                for found, wanted in zip(deferred.at(index), next(one_by_one), strict=True):
+                    assert found.dtype == wanted.dtype
+                    np.testing.assert_array_equal(found, wanted)
+        assert lengths == ([3, 2, 3, 2] if first == 0 else [2, 3, 2, 3])
+
+
+def test_a_launch_ends_before_the_batch_of_a_fault():
+    class Fails(Numbered):
+        def __getitem__(self, index):
+            if index == 20:
+                raise KeyError("mine")
+            return super().__getitem__(index)
+
+    launches = launches_of(opened(Fails(), size=8), 4)
+    assert len(next(launches)) == 2
+    for _ in range(2):
+        with pytest.raises(UserError, match="reading example 20 failed: KeyError"):
+            next(launches)
+    with pytest.raises(UserError, match="reading example 20 failed: KeyError"):
+        next(launches_of(opened(Fails(), size=8), 4, first=2))
+
+
+def test_large_batches_are_fewer_in_a_launch(monkeypatch):
+    data, batch = opened(Numbered(), replicas=2), 4 * (4 * 6 * 3 + 8)
+    assert data.at_a_time([CPU], 4) == (4, "")
+    monkeypatch.setattr(gathered, "MOST_BYTES", 3 * batch)
+    number, why = data.at_a_time([CPU], 4)
+    assert number == 2
+    assert why.startswith("4 batches would take 1 MiB on a replica")
 
 
 def test_an_example_that_is_x_alone_becomes_a_tuple_of_one():

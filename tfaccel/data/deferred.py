@@ -40,6 +40,15 @@ class Deferred:
         """Returns the number of batches."""
         return len(next(iter(self.inputs.values())))
 
+    def specs(self) -> list[tf.TensorSpec]:
+        """Returns the specs of one batch's inputs."""
+        return [tf.TensorSpec(each.shape[1:], each.dtype) for each in self.inputs.values()]
+
+    def cut(self, number: int) -> "Deferred":
+        """Returns the first batches."""
+        inputs = {name: each[:number] for name, each in self.inputs.items()}
+        return dataclasses.replace(self, inputs=inputs)
+
     def first(self) -> tuple:
         """Returns the first batch."""
         return self.at(0)

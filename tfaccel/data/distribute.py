@@ -322,7 +322,7 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
 
     def _take(self, ticket: object, most: int, *, may_wait: bool) -> list[Deferred] | None:
         is_alone = self._strategy.num_replicas_in_sync == len(self._devices)
-        too_soon = not may_wait and getattr(self.data, "deferred_are_made", False)
+        too_soon = not may_wait and self.deferred_are_made
         if ticket is not self._drawing or not is_alone or too_soon:
             return None
         if most not in self._at_a_time:
@@ -347,11 +347,18 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
                 for index in range(len(self._devices))
             ]
             self._number, self._streams = number, None
-        return [next(each) for each in self._deferred]
+        deferred = [next(each) for each in self._deferred]
+        shortest = min(map(len, deferred))  # the others fail only after the examples before
+        return [each if len(each) == shortest else each.cut(shortest) for each in deferred]
+
+    @property
+    def deferred_are_made(self) -> bool:
+        """Whether the batches of a launch are finished, and wait for each other."""
+        return getattr(self.data, "deferred_are_made", False)
 
     def _choose_number(self, most: int) -> int:
         """Returns how many batches one launch takes, at most `most`, and logs why it is fewer."""
-        number, why = 1, "your own examples or pipeline give them one by one"
+        number, why = 1, "your own pipeline gives them one by one"
         if hasattr(self.data, "at_a_time"):
             number, why = self.data.at_a_time(self._devices, most)
         if number < most:
@@ -491,6 +498,7 @@ class _Epoch:
 
     Attributes:
       pads: whether rows of weight 0 are padding; tfaccel's step reads it.
+      are_made: whether the batches of a launch are finished, and wait for each other.
     """
 
     def __init__(self, loader: Loader):
@@ -500,7 +508,7 @@ class _Epoch:
         # seldom looks for.
         self._ticket = object()
         self._left = None  # None before the first batch
-        self.pads = loader.pads
+        self.pads, self.are_made = loader.pads, loader.deferred_are_made
 
     def __iter__(self):
         return self

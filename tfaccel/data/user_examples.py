@@ -6,6 +6,9 @@ and uint8 images stay uint8.
 
     data = open_examples(Mine(), global_batch_size=64, num_replicas=2, seed=0, shuffle=True, ...)
     x, y = next(data.stream(placement, data.feed(replica_index=0)))
+
+For launches of several steps, the batches of a launch are read one after another, stacked and
+copied to the device together.
 """
 
 import collections
@@ -13,8 +16,8 @@ import dataclasses
 import functools
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import keras
@@ -24,10 +27,14 @@ import tensorflow as tf
 from tfaccel.common.checks import check_choice, check_int
 from tfaccel.common.errors import UserError
 from tfaccel.config import LAST_BATCHES, AugmentConfig
+from tfaccel.data.deferred import Deferred, span
 from tfaccel.data.endings import ender
 from tfaccel.data.feed import Feed
+from tfaccel.data.gathered import Taken, fitting, taken
 from tfaccel.data.placement import Placement
 from tfaccel.data.shards import Plan, Rows, check_even, part
+from tfaccel.process.to_device import stack_to
+from tfaccel.runtime.devices import Device
 
 log = logging.getLogger("tfaccel")
 
@@ -124,12 +131,14 @@ class ExamplesData:
       plan: how epochs are cut into steps and rows.
       class_names: empty, because no classes are known.
       skips_bad: False, because an example that fails ends the run.
+      deferred_are_made: True, because the batches of a launch wait for each other.
     """
 
     examples: Examples
     plan: Plan | EndlessPlan
     class_names: tuple[str, ...] = ()
     skips_bad: bool = False
+    deferred_are_made: bool = True
 
     @property
     def spec(self) -> tuple:
@@ -159,6 +168,21 @@ class ExamplesData:
         """Returns an endless stream of one replica's batches."""
         return ExamplesStream(self.examples, feed=feed, placement=placement)
 
+    def at_a_time(self, devices: Sequence[Device], most: int) -> tuple[int, str]:
+        """Returns how many batches one launch takes, and why not more: see `gathered.fitting`."""
+        specs = tf.nest.flatten(self.spec)
+        return fitting(most, sum(each.shape.num_elements() * each.dtype.size for each in specs))
+
+    def deferred(self, placement: Placement, feed: Feed, number: int) -> "LaunchesStream":
+        """Returns a stream of one replica's batches, for launches of several steps.
+
+        Args:
+          placement: where and how the stream runs.
+          feed: which examples each batch has.
+          number: batches in a launch, from `at_a_time`; an epoch's last launch may have fewer.
+        """
+        return LaunchesStream(self.examples, feed=feed, placement=placement, most=number)
+
 
 class ExamplesStream(Iterator):
     """An endless iterator over one replica's batches.
@@ -174,18 +198,26 @@ class ExamplesStream(Iterator):
       UserError: `next` raises it if the source fails or an example differs from the first.
     """
 
-    def __init__(self, examples: Examples, *, feed: Feed, placement: Placement):
+    def __init__(
+        self,
+        examples: Examples,
+        *,
+        feed: Feed,
+        placement: Placement,
+        make: Callable | None = None,
+    ):
         """Starts to read the first batches.
 
         Args:
           examples: the source.
           feed: which examples each batch has.
           placement: the device of the batches, and the number of threads that read.
+          make: makes what `next` gives; None for a batch.
         """
         readers = ThreadPoolExecutor(placement.num_threads, "tfaccel-examples")
         batches = ThreadPoolExecutor(1, "tfaccel-batches")
         # None of these refers to the stream, so the stream can be freed and its queue with it.
-        self._make = functools.partial(_batch, examples, feed, placement, readers)
+        self._make = functools.partial(make or _batch, examples, feed, placement, readers)
         self._submit = batches.submit
         for each in (batches, readers):
             shutdown = functools.partial(each.shutdown, wait=False, cancel_futures=True)
@@ -204,6 +236,38 @@ class ExamplesStream(Iterator):
     def _read_ahead(self) -> None:
         self._ahead.append(self._submit(self._make, self._number))
         self._number += 1
+
+
+class LaunchesStream(ExamplesStream):
+    """An endless iterator over `Deferred` batches of one replica.
+
+    Raises:
+      UserError: as of an `ExamplesStream`; `next` first gives the batches before the fault.
+    """
+
+    def __init__(self, examples: Examples, *, feed: Feed, placement: Placement, most: int):
+        """Starts to read the batches of the first launches.
+
+        Args:
+          examples, feed, placement: as of an `ExamplesStream`.
+          most: number of batches in a launch; an epoch's last launch may have fewer.
+        """
+        # A copy may wait for the device, and reading must not wait for the copy.
+        copying = ThreadPoolExecutor(PREFETCH_BATCHES, "tfaccel-copies")
+        shutdown = functools.partial(copying.shutdown, wait=False, cancel_futures=True)
+        weakref.finalize(self, ender(), shutdown)
+        make = functools.partial(_launch, most=most, copy=copying.submit)
+        super().__init__(examples, feed=feed, placement=placement, make=make)
+        self._fault = None
+
+    def __next__(self):
+        """Returns the batches of the next launch."""
+        if self._fault is not None:
+            raise self._fault
+        make, copied, self._fault = super().__next__()
+        if copied is None:
+            raise self._fault
+        return Deferred(make.named(copied.result()), {}, make, is_made=True)
 
 
 def open_examples(
@@ -339,7 +403,51 @@ def _array(value) -> np.ndarray:
 def _batch(
     examples: Examples, feed: Feed, placement: Placement, readers: ThreadPoolExecutor, number: int
 ):
-    """Returns a batch on the replica's device; all threads of `readers` read it together."""
+    """Returns a batch on the replica's device."""
+    batch = _read(examples, feed, placement, readers, number)
+    with tf.device(placement.device.name):
+        tensors = {name: tf.convert_to_tensor(array) for name, array in batch.items()}
+    return tf.nest.map_structure(tensors.__getitem__, examples.names)
+
+
+def _launch(
+    examples: Examples,
+    feed: Feed,
+    placement: Placement,
+    readers: ThreadPoolExecutor,
+    number: int,
+    *,
+    most: int,
+    copy: Callable[..., Future],
+) -> tuple[Taken | None, Future | None, Exception | None]:
+    """Reads the batches of a launch, and begins to copy them to the replica's device.
+
+    Returns:
+      What makes a batch, and its stacked tensors, of all batches before a fault; and the fault.
+    """
+    batches, fault = [], None
+    try:
+        for each in span(feed, number, most=most):
+            batches.append(_read(examples, feed, placement, readers, each))
+    except UserError as error:
+        fault = error
+    if not batches:
+        return None, None, fault
+    with tf.device("/cpu:0"):
+        batches = [
+            tf.nest.map_structure(
+                lambda name, own=own: tf.convert_to_tensor(own[name]), examples.names
+            )
+            for own in batches
+        ]
+    leaves = [tf.nest.flatten(each) for each in batches]
+    return taken(batches[0]), copy(stack_to, placement.device.name, leaves), fault
+
+
+def _read(
+    examples: Examples, feed: Feed, placement: Placement, readers: ThreadPoolExecutor, number: int
+) -> dict[str, np.ndarray]:
+    """Returns a batch's arrays by name; all threads of `readers` read it together."""
     ids = feed.rows(number).ids
     batch = {
         name: np.empty((len(ids), *shape), dtype) for name, (shape, dtype) in examples.specs.items()
@@ -353,9 +461,7 @@ def _batch(
     # Each thread gets a range of rows. A task for each row would cost more than some examples.
     for _ in readers.map(fill, np.array_split(np.arange(len(ids)), placement.num_threads)):
         pass  # raises the error of the first rows that failed
-    with tf.device(placement.device.name):
-        tensors = {name: tf.convert_to_tensor(array) for name, array in batch.items()}
-    return tf.nest.map_structure(tensors.__getitem__, examples.names)
+    return batch
 
 
 def _listed(names) -> str:

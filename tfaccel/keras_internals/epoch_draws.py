@@ -12,7 +12,7 @@ so one iterator gives all passes.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
@@ -40,7 +40,12 @@ class Stream:
     """
 
     def __init__(
-        self, dataset: tf.data.Dataset, *, num_batches: int | None, strategy: tf.distribute.Strategy
+        self,
+        dataset: tf.data.Dataset,
+        *,
+        num_batches: int | None,
+        strategy: tf.distribute.Strategy,
+        options: tf.distribute.InputOptions | None = None,
     ):
         """Reads nothing yet.
 
@@ -48,12 +53,13 @@ class Stream:
           dataset: of batches; finite.
           num_batches: of a pass; None if that is not known beforehand.
           strategy: its replicas get the batches.
+          options: say where the batches lie; None for the replicas' devices.
         """
         self._num_batches, self._strategy = num_batches, strategy
         if num_batches is None:
             dataset = dataset.enumerate().map(_with_number)
-        self._repeated = strategy.experimental_distribute_dataset(dataset.repeat())
-        self._batches, self._first, self._is_within = None, None, False
+        self._repeated = strategy.experimental_distribute_dataset(dataset.repeat(), options)
+        self._pass = None
 
     @property
     def element_spec(self):
@@ -61,28 +67,50 @@ class Stream:
         spec = self._repeated.element_spec
         return spec if self._num_batches is not None else spec[0]
 
-    def one_pass(self) -> Iterator:
-        """Yields the batches of the next pass."""
-        if self._batches is None or self._is_within:
-            self._batches, self._first = iter(self._repeated), None
-        self._is_within = True
+    def one_pass(self, has_unread: Callable[[], bool] = lambda: False) -> Iterator:
+        """Yields the batches of the next pass.
+
+        Args:
+          has_unread: tells when the pass after this one begins whether its reader, which may read
+            ahead, has dropped batches of this one.
+        """
+        last = self._pass
+        batches, first = (iter(self._repeated), None) if last is None or last.is_cut() else last.end
+        # A pass that is cut may still be read by a thread, so that each has a state of its own.
+        self._pass = own = _Pass(has_unread)
         if self._num_batches is not None:
-            for left, batch in zip(reversed(range(self._num_batches)), self._batches, strict=False):
-                self._is_within = left > 0  # set before the yield: the last batch ends the pass
+            for left, batch in zip(reversed(range(self._num_batches)), batches, strict=False):
+                if not left:
+                    own.end = batches, None  # set before the yield: the last batch ends the pass
                 yield batch
         else:
-            yield from self._until_next_pass()
-            self._is_within = False
+            yield from self._until_next_pass(own, batches, first)
 
-    def _until_next_pass(self) -> Iterator:
-        ahead = [] if self._first is None else [self._first]
-        self._first = None
-        for index, (batch, numbers) in enumerate(itertools.chain(ahead, self._batches)):
+    def _until_next_pass(self, own: "_Pass", batches: Iterator, first) -> Iterator:
+        ahead = [] if first is None else [first]
+        first = None
+        for index, (batch, numbers) in enumerate(itertools.chain(ahead, batches)):
             number = self._strategy.experimental_local_results(numbers)[0].numpy()
             if index > 0 and len(number) and number[0] == 0:
-                self._first = batch, numbers  # the first batch of the next pass
-                return
+                first = batch, numbers  # the first batch of the next pass
+                break
             yield batch
+        own.end = batches, first
+
+
+class _Pass:
+    """The state of a pass.
+
+    Attributes:
+      end: the iterator, and the first batch of the next pass if it was read; None before the end.
+    """
+
+    def __init__(self, has_unread: Callable[[], bool]):
+        self._has_unread, self.end = has_unread, None
+
+    def is_cut(self) -> bool:
+        """Returns whether the pass was not read to its end."""
+        return self.end is None or self._has_unread()
 
 
 def _with_number(number: tf.Tensor, *batch):

@@ -32,8 +32,9 @@ from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from tfaccel.data.distribute import Loader
+from tfaccel.data.gathered import Allowance, Gathered
 from tfaccel.data.shards import epoch_order
-from tfaccel.keras_internals import epoch_draws
+from tfaccel.keras_internals import epoch_draws, launches
 from tfaccel.keras_internals.model_view import has_eager_steps_of_keras
 from tfaccel.keras_internals.one_replica import without_strategy
 from tfaccel.keras_internals.patching import patched
@@ -65,6 +66,7 @@ class EpochOrder(keras.callbacks.Callback):
       trained: the model. Keras sets `model` only when `fit` has begun.
       number: of the current epoch.
       seed: from `setup`, or from a later `keras.utils.set_random_seed`.
+      allowance: how far the epoch's batches may be read ahead of its steps.
     """
 
     def __init__(self, model: keras.Model, *, loader: Loader | None, steps_per_epoch: int | None):
@@ -73,7 +75,7 @@ class EpochOrder(keras.callbacks.Callback):
         self.trained, self._loader = model, loader
         self._offset, self.number = None, _NUM_BEGUN.get(model, 0)
         self.seed = global_seed()
-        self._cut = _Cut(model, steps_per_epoch)
+        self._cut, self.allowance = _Cut(model, steps_per_epoch), Allowance()
 
     def on_epoch_begin(self, epoch, logs=None):
         """Numbers the epoch. If a loader is before this epoch, moves it there."""
@@ -82,6 +84,7 @@ class EpochOrder(keras.callbacks.Callback):
                 self._offset = 0
                 self._start_loader_at(epoch)
             return
+        self.allowance.left = self._cut.batches_of_epoch()
         if self._offset is None:
             per_pass = self._cut.epochs_in(self._cut.num_batches)
             # Like Keras, a `fit` begins with a complete pass over the data.
@@ -106,7 +109,7 @@ class EpochOrder(keras.callbacks.Callback):
             kind = _PyDataset
         elif isinstance(adapter, TFDatasetAdapter) and _draws(adapter, self.trained):
             kind = functools.partial(_Dataset, of_user=x)
-        elif _has_iterator_per_pass(adapter, self.trained):
+        elif _has_iterator_per_pass(adapter, self.trained) or _is_gathered(adapter, self.trained):
             kind = _Unordered
         else:
             return adapter
@@ -122,9 +125,18 @@ class _Cut:
     """Divides a pass over the data into Keras's epochs of `steps_per_epoch` steps."""
 
     def __init__(self, model: keras.Model, steps_per_epoch: int | None):
-        at_a_time = model.steps_per_execution
-        self._steps = steps_per_epoch and math.ceil(steps_per_epoch / at_a_time) * at_a_time
+        self._at_a_time = model.steps_per_execution
+        self._steps = steps_per_epoch and self._whole_executions(steps_per_epoch)
         self.num_batches = None  # unknown or infinite
+
+    def batches_of_epoch(self) -> float:
+        """Returns the most batches that Keras reads in an epoch; infinity if only the end tells."""
+        most = keras.config.max_steps_per_epoch()  # of debugging runs
+        known = [each for each in (self._steps, self.num_batches, most) if each is not None]
+        return self._whole_executions(min(known)) if known else math.inf
+
+    def _whole_executions(self, steps: int) -> int:
+        return math.ceil(steps / self._at_a_time) * self._at_a_time
 
     def epochs_in(self, num_batches: int | None) -> int:
         """Returns how many epochs a pass has. Keras ends the last one with the data."""
@@ -157,17 +169,24 @@ class _InOrder(DataAdapter):
 
     def get_tf_dataset(self) -> "_Passes":
         """Returns the batches of every replica. Each pass sets its order when it begins."""
-        dataset = self._order.trained.distribute_strategy.experimental_distribute_dataset(
-            self._dataset()
-        )
-        return self._passes(dataset.element_spec, dataset.__iter__)
+        dataset = self._dataset()
+        gather = self._gathering(dataset.element_spec)
+        distribute = self._order.trained.distribute_strategy.experimental_distribute_dataset
+        dataset = distribute(dataset, launches.on_host(gather))
+        return self._passes(dataset.element_spec, _without_reader(dataset.__iter__), gather)
 
     def _dataset(self) -> tf.data.Dataset:
         return self._adapter.get_tf_dataset()
 
-    def _passes(self, element_spec, one_pass: Callable[[], Iterator]) -> "_Passes":
+    def _gathering(self, element_spec) -> Callable[..., Gathered] | None:
+        """Returns what gathers batches for launches of several steps; None if nothing does."""
+        return launches.gathering(self._order.trained, element_spec, self._order.allowance)
+
+    def _passes(
+        self, element_spec, one_pass: Callable, gather: Callable[..., Gathered] | None = None
+    ) -> "_Passes":
         stock_step = has_eager_steps_of_keras(self._order.trained)
-        return _Passes(element_spec, one_pass, self, stock_step=stock_step)
+        return _Passes(element_spec, one_pass, self, stock_step=stock_step, gather=gather)
 
     def begin(self) -> int:
         """Sets the order of the pass, and returns how many of its batches to skip."""
@@ -183,6 +202,11 @@ class _InOrder(DataAdapter):
     def on_epoch_end(self):
         """Tells the input."""
         self._adapter.on_epoch_end()
+
+
+def _without_reader(one_pass: Callable[[], Iterator]) -> Callable:
+    """Returns a pass that does not ask whether the last one was read ahead."""
+    return lambda _: one_pass()
 
 
 class _Arrays(_InOrder):
@@ -236,11 +260,20 @@ def _has_iterator_per_pass(adapter: DataAdapter, model: keras.Model) -> bool:
     return isinstance(adapter, ArrayDataAdapter)
 
 
+def _is_gathered(adapter: DataAdapter, model: keras.Model) -> bool:
+    """Returns whether batches of Keras's input may be gathered for launches of several steps."""
+    is_dataset = isinstance(adapter, TFDatasetAdapter)
+    if is_dataset and not isinstance(adapter.get_tf_dataset(), tf.data.Dataset):
+        launches.go_one_by_one(model, "the data set is distributed already")
+        return False
+    return launches.may_gather(model)
+
+
 class _NoOrder:
     """Takes the place of an EpochOrder when a model evaluates or predicts."""
 
     def __init__(self, model: keras.Model):
-        self.trained = model
+        self.trained, self.allowance = model, None
 
     def applied(self, adapter: DataAdapter, x, steps_per_epoch: int | None) -> DataAdapter:
         """Returns an adapter with one iterator per pass, if Keras's adapter needs that."""
@@ -267,7 +300,8 @@ def one_iterator_a_pass(method: Callable, model: keras.Model) -> Callable:
             of_fit.data_adapter = _Unordered(of_fit.data_adapter, _NoOrder(model))
             passes = of_fit.data_adapter._passes
             dataset = of_fit._distributed_dataset
-            of_fit._distributed_dataset = passes(dataset.element_spec, dataset.__iter__)
+            one_pass = _without_reader(dataset.__iter__)
+            of_fit._distributed_dataset = passes(dataset.element_spec, one_pass)
         return method(*args, **kwargs)
 
     return wrapper
@@ -348,16 +382,21 @@ class _Dataset(_InOrder):
         # The user's data set keeps the stream, so that both are freed together. A stream that calls
         # Python must end with `fit`. With class weights, Keras makes a data set for each `fit`.
         keeps = dataset is of_user and not epoch_draws.calls_python(dataset)
+        self._gather = self._gathering(dataset.element_spec)
+        options = launches.on_host(self._gather)
+        wanted = strategy, options is not None  # batches on the host are for gathering
         kept, stream = vars(of_user).get(_STREAM, (None, None))
-        if not keeps or kept is not strategy:
-            stream = epoch_draws.Stream(dataset, num_batches=self.num_batches, strategy=strategy)
+        if not keeps or kept != wanted:
+            stream = epoch_draws.Stream(
+                dataset, num_batches=self.num_batches, strategy=strategy, options=options
+            )
         if keeps:
-            vars(of_user)[_STREAM] = strategy, stream
+            vars(of_user)[_STREAM] = wanted, stream
         self._stream = stream
 
     def get_tf_dataset(self) -> "_Passes":
         """Returns the batches of every replica."""
-        return self._passes(self._stream.element_spec, self._stream.one_pass)
+        return self._passes(self._stream.element_spec, self._stream.one_pass, self._gather)
 
     def _set_order(self, pass_: int) -> None:
         pass  # the stream continues
@@ -373,10 +412,16 @@ class _Passes(tf.distribute.DistributedDataset):
     """
 
     def __init__(
-        self, element_spec, one_pass: Callable[[], Iterator], read: _InOrder, *, stock_step: bool
+        self,
+        element_spec,
+        one_pass: Callable[[Callable[[], bool]], Iterator],
+        read: _InOrder,
+        *,
+        stock_step: bool,
+        gather: Callable[..., Gathered] | None,
     ):
-        self._element_spec, self._one_pass = element_spec, one_pass
-        self._read, self._stock_step = read, stock_step
+        self._element_spec, self._one_pass, self._read = element_spec, one_pass, read
+        self._stock_step, self._gather = stock_step, gather
 
     @property
     def element_spec(self):
@@ -384,13 +429,22 @@ class _Passes(tf.distribute.DistributedDataset):
         return self._element_spec
 
     def __iter__(self) -> Iterator:
-        """Yields the batches of a pass, without those to skip."""
-        num_read = self._read.begin()
-        batches = self._one_pass()
-        for _ in range(num_read):
+        """Returns an iterator over the batches of a pass, without those to skip."""
+        if self._gather is None:
+            return self._one_by_one()
+        return self._gather(lambda has_unread: self._begun(has_unread)[0])
+
+    def _begun(self, has_unread: Callable[[], bool]) -> tuple[Iterator, int]:
+        num_to_skip = self._read.begin()
+        batches = iter(self._one_pass(has_unread))
+        for _ in range(num_to_skip):
             next(batches)
+        return batches, num_to_skip
+
+    def _one_by_one(self) -> Iterator:
+        batches, num_skipped = self._begun(lambda: False)
         yield from batches
-        if self._stock_step and (num_read or self._read.num_batches is None):
+        if self._stock_step and (num_skipped or self._read.num_batches is None):
             # Stock Keras's step reads past the end, and accepts only this error as the end.
             raise tf.errors.OutOfRangeError(None, None, "the pass is at its end")
 

@@ -24,6 +24,10 @@ which would delay the results of one GPU until all have ended: a step took 49 ms
 Elsewhere TensorFlow's collective sums between two XLA functions. XLA has no collective on the CPU;
 and with several processes only TensorFlow's collectives can be aborted when a peer has died.
 
+Steps of one execution are one launch where their batches come together, as `Deferred`: from a
+loader, or gathered from data of the user's own (tfaccel/data/gathered.py). Others are a launch
+each.
+
 Some steps cannot be cut so, because they need values of all replicas before their pass has ended: a
 `train_step` that updates weights more than once, or a loss that is no mean over rows. Their values
 are joined where they compute them (tfaccel/step/whole_batch.py). `_Step` finds out which way a step
@@ -42,7 +46,6 @@ instead of 1.
 """
 
 import functools
-import itertools
 import logging
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -52,6 +55,7 @@ import tensorflow as tf
 
 from tfaccel.config import StepConfig
 from tfaccel.data.deferred import Deferred
+from tfaccel.data.gathered import Launches
 from tfaccel.keras_internals import row_operations
 from tfaccel.keras_internals.function_names import alike, own_numbers
 from tfaccel.keras_internals.model_view import is_of_keras, is_synchronized, runs_eagerly
@@ -162,7 +166,7 @@ class Execution:
     def __init__(self, model, step: "_Step"):
         """Takes the model, which has `steps_per_execution`, and the function of one batch."""
         self._model, self._step = model, step
-        self._found = []
+        self._found, self._launched = [], Launches(model.steps_per_execution)
 
     @property
     def xla(self) -> bool:
@@ -199,26 +203,53 @@ class Execution:
         done = 0
         while done < num_steps:
             deferred = self.take(iterator)
-            if deferred is None:
+            try:
+                batch = next(iterator) if deferred is None else None
+            except StopIteration:
                 break
-            done += len(deferred[0])
-            logs = self._step.in_a_row(deferred, padded=padded)
-            del deferred  # the batches are many megabytes, so free them before taking the next
+            if deferred is None:
+                done += 1
+                logs = self._step(batch, padded=padded)
+            else:
+                done += len(deferred[0])
+                logs = self._step.in_a_row(deferred, padded=padded)
+            del batch, deferred  # many megabytes, so free them before taking the next
             yield logs
-        if not done:
-            for batch in itertools.islice(iterator, num_steps):
-                yield self._step(batch, padded=padded)
 
     def take(self, iterator: Iterator) -> list[Deferred] | None:
         """Returns each replica's batches for a launch of several steps.
 
-        Returns None if a launch can have only one step, and at the end of an epoch.
+        Returns None if the next launch has only one step, and at the end of an epoch.
         """
         num_steps = self._model.steps_per_execution
-        if num_steps == 1 or not self._step.can_be_in_a_row or not hasattr(iterator, "take"):
+        if num_steps == 1 or not hasattr(iterator, "take"):
             return None
+        why, are_made = self.why_one_by_one(), getattr(iterator, "are_made", False)
+        if not (are_made or self._step.can_be_in_a_row):
+            return None
+        if why is not None and are_made and self._step.trains:
+            self.launches.say(why)
         # A test is too short to be worth compiling a second launch length for its last steps.
-        return iterator.take(num_steps, may_wait=self.xla and self._step.trains)
+        return iterator.take(num_steps, may_wait=why is None)
+
+    @property
+    def launches(self) -> Launches:
+        """What decides how many batches of the user's own data go in one launch."""
+        if self._launched.most != self._model.steps_per_execution:  # the user may change it
+            self._launched = Launches(self._model.steps_per_execution)
+        return self._launched
+
+    def why_one_by_one(self) -> str | None:
+        """Returns why finished batches do not wait for others of their launch; None if they do."""
+        if runs_eagerly(self._model):
+            return "the steps run eagerly"
+        if not self.xla:
+            return "XLA does not compile the steps"
+        if not self._step.can_be_in_a_row:
+            return "the sum over the replicas is not part of one XLA function"
+        if not self._step.trains:
+            return "a test is too short to be worth compiling launches of its own"
+        return None
 
     @property
     def nonfinite(self) -> np.ndarray:
@@ -228,8 +259,8 @@ class Execution:
         """
         if not self._found:
             return np.zeros(0, np.int64)
-        join = tf.concat if self._found[0].shape.rank else tf.stack  # launches, or single steps
-        return join(self._found, axis=0).numpy()
+        codes = [tf.reshape(each, [-1]) for each in self._found]  # of launches, and single steps
+        return tf.concat(codes, axis=0).numpy()
 
 
 def _collected(launches: Iterable[dict]) -> tuple[dict | None, list]:
@@ -460,7 +491,9 @@ class _Step:
             step = self._function(padded, deferred[0].make)  # equal for all replicas
             self._explain_if_shorter(len(deferred[0]))
             arguments = [(dict(each.inputs), dict(each.shared)) for each in deferred]
-            return step(arguments)[0] if self.several else step(*arguments[0])
+            specs = [each.specs() for each in deferred]
+            with self._shapes.watched(step, specs, in_launch=True):
+                return step(arguments)[0] if self.several else step(*arguments[0])
 
         inputs = [dict(each.inputs) for each in deferred]
         joining = functools.partial(self._joining, run)

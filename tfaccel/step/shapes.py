@@ -97,12 +97,16 @@ class Shapes:
         self._seen = weakref.WeakKeyDictionary()  # a list of shapes for each function
 
     @contextlib.contextmanager
-    def watched(self, function: Callable, batches: list) -> Iterator[None]:
+    def watched(
+        self, function: Callable, batches: list, *, in_launch: bool = False
+    ) -> Iterator[None]:
         """Within the context, the function is called; if that builds it again, the log says so.
 
         Args:
           function: the wrapper of a `tf.function`, from `alike`.
-          batches: the batch of each replica of this process.
+          batches: the batch of each replica of this process, or its specs.
+          in_launch: whether the function takes several such batches. It is also built again for
+            another number of them, which the log does not say here.
         """
         count = function.__wrapped__.experimental_get_tracing_count
         before, began = count(), time.perf_counter()
@@ -114,10 +118,10 @@ class Shapes:
             [each.shape for each in tf.nest.flatten(batch) if hasattr(each, "shape")]
             for batch in batches
         ]
-        is_first = not before
-        if new not in seen:
+        is_first, is_known = not before, new in seen
+        if not is_known:
             seen.append(new)
-        if not is_first:
+        if not is_first and not (is_known and in_launch):
             self._say(seen, time.perf_counter() - began)
 
     def _say(self, seen: list, took_s: float) -> None:

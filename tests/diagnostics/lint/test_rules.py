@@ -452,6 +452,8 @@ def test_waits_for_python():
     assert not said(speed.sync_points, dataclasses.replace(large, data=Data(global_batch_size=256)))
     on_cpu = dataclasses.replace(small, step=Step(steps_per_execution=1))
     assert not said(speed.sync_points, on_cpu)
+    without_xla = dataclasses.replace(small.step, not_for_xla="strings")
+    assert not said(speed.sync_points, dataclasses.replace(small, step=without_xla))
 
 
 def test_shuffling():

@@ -85,7 +85,9 @@ def sync_points(facts: Facts) -> Iterator[Finding]:
         yield run_eagerly("step", "run_eagerly=True")
         return
     seconds = _step_s(facts)
-    if step.gpu and step.steps_per_execution == 1 and seconds and seconds < EXECUTION_S:
+    # Without XLA, the host launches each operation anyway, and batches go one by one.
+    has_launches = step.gpu and step.compiles and step.steps_per_execution == 1
+    if has_launches and seconds and seconds < EXECUTION_S:
         steps = _steps_of_epoch(facts)
         yield Finding(
             "note",
