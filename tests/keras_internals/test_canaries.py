@@ -1335,6 +1335,19 @@ def _():
     return layer._return_attention_scores
 
 
+@canary("_layer_normalization", "computes what LayerNormalization calls, with six arguments")
+def _(monkeypatch):
+    found = []
+
+    def noted(x, gamma=None, beta=None, axis=-1, epsilon=None, rms_scaling=False):
+        found.append((gamma is not None, beta is not None, axis, epsilon, rms_scaling))
+        return x
+
+    monkeypatch.setattr(keras.src.ops.nn, "_layer_normalization", noted)
+    keras.layers.LayerNormalization(epsilon=0.5)(tf.ones((2, 3)))
+    return found == [(True, True, [1], 0.5, False)]
+
+
 @canary("_flash_attention", "is what a layer asks for, and False becomes None")
 def _():
     asked = (True, None, False)
@@ -1381,16 +1394,3 @@ def test_private_names_are_what_they_were(monkeypatch, name, does):
     except Exception as error:  # gone, or called in another way
         pytest.fail(f"{expected} ({type(error).__name__}: {error})")
     assert bool(holds), expected
-
-
-@canary("_layer_normalization", "computes what LayerNormalization calls, with six arguments")
-def _(monkeypatch):
-    found = []
-
-    def noted(x, gamma=None, beta=None, axis=-1, epsilon=None, rms_scaling=False):
-        found.append((gamma is not None, beta is not None, axis, epsilon, rms_scaling))
-        return x
-
-    monkeypatch.setattr(keras.src.ops.nn, "_layer_normalization", noted)
-    keras.layers.LayerNormalization(epsilon=0.5)(tf.ones((2, 3)))
-    return found == [(True, True, [1], 0.5, False)]
