@@ -292,7 +292,7 @@ def template_of(kernel) -> str:
     text = text_of(kernel)
     for name, size in SIZES.items():
         text = text.replace(f"%c{size}_i32", f"%{name}")
-        text = re.sub(rf"(?<![0-9.x]){size}(?![0-9.])|(?<=x){size}(?=x)", f"{{{name}}}", text)
+        text = re.sub(rf"(?<![0-9.x%]){size}(?![0-9.])|(?<=x){size}(?=x)", f"{{{name}}}", text)
     return text
 
 
