@@ -4,6 +4,7 @@ Neither the scores [B, N, T, S] nor which of them are dropped is kept. The gradi
 scores again, from the seed and the place of each score, as `keeps` below does on any device.
 """
 
+import numpy as np
 import tensorflow as tf
 
 from tfaccel.keras_internals.call_module import call_module
@@ -37,7 +38,7 @@ def keeps(of: Attention, seed: tf.Tensor) -> tf.Tensor:
 
 
 # Constants of lowbias32 (Chris Wellons, "Prospecting for Hash Functions"), public domain.
-_FIRST, _SECOND = (tf.constant(each, tf.uint32) for each in (0x7FEB352D, 0x846CA68B))
+_FIRST, _SECOND = (np.uint32(each) for each in (0x7FEB352D, 0x846CA68B))
 
 
 def _mix(x: tf.Tensor) -> tf.Tensor:

@@ -128,13 +128,14 @@ def _tensor(of: Attention, shape: tuple[int, ...], dtype: str | None = None) -> 
 
 
 def blocks_of(name: str, of: Attention) -> Blocks:
-    """Returns how a kernel divides its work."""
-    large = of.query[-1] > 64
-    rows, key_rows = _power_of_2(of.query[1]), _power_of_2(of.key[1])
+    """Returns how a kernel divides its work, so that its numbers fit into the registers."""
     query, key = {"forward": (128, 64), "of_query": (128, 64), "of_key": (64, 128)}[name]
-    if large:
-        query, key = min(query, 64), min(key, 64)
-    return Blocks(min(query, rows), min(key, key_rows), 4, 2)
+    if of.query[-1] > 64:
+        key = min(key, 64)
+    query = min(query, _power_of_2(of.query[1]))
+    key = min(key, _power_of_2(of.key[1]))
+    is_large = query * key > 64 * 64 or of.query[-1] > 64
+    return Blocks(query, key, warps=8 if is_large else 4, stages=2)
 
 
 def _power_of_2(number: int) -> int:
