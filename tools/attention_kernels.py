@@ -271,9 +271,7 @@ def text_of(kernel, dtype: str = "bf16", sizes: dict[str, int] = SIZES) -> str:
     }
     # XLA aligns its arrays so. Without an attribute of an argument, XLA (of TensorFlow 2.21) ends
     # the process.
-    attributes = {
-        (i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in ARRAYS
-    }
+    attributes = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in ARRAYS}
     context = ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)

@@ -4,12 +4,110 @@ Neither the scores [B, N, T, S] nor which of them are dropped is kept. The gradi
 scores again, from the seed and the place of each score, as `keeps` below does on any device.
 """
 
+import functools
+
 import numpy as np
 import tensorflow as tf
 
 from tfaccel.keras_internals.call_module import call_module
-from tfaccel.step.attention import dropout_calls
+from tfaccel.step.attention import dropout_calls, masks
 from tfaccel.step.attention.dropout_calls import Attention
+
+# Of a head: larger ones do not fit into a processor's memory.
+LARGEST_HEAD, MULTIPLE_OF_HEAD = 128, 8
+LARGEST = 2**31 - 1  # number that a kernel counts to
+
+
+def dropout_attention(
+    query: tf.Tensor,
+    key: tf.Tensor,
+    value: tf.Tensor,
+    *,
+    rate: float,
+    seed: tf.Tensor,
+    scale: float,
+    is_causal: bool = False,
+    mask: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """Returns dropout(softmax(scale * query x key, masked)) x value, [B, T, N, H].
+
+    A row of the query that sees no row of the key gets zeros, as in Keras's layers with dropout.
+
+    Args:
+      query: [B, T, N, H], float16 or bfloat16. All shapes are known when the function is traced.
+      key: [B, S, K, H], of the same dtype. N is a multiple of K: N / K heads share one of the key.
+      value: [B, S, K, H], of the same dtype.
+      rate: the share of the scores that is dropped, from 0 to below 1.
+      seed: [2] integers.
+      scale: what the products of query and key are multiplied by.
+      is_causal: whether row t of the query sees the rows 0 to t of the key only.
+      mask: as in `parts_of`, which must not return None for it.
+    """
+    rows, key_rows = query.shape[1], key.shape[1]
+    is_part_causal, of_query, of_key = parts_of(mask, rows=rows, key_rows=key_rows)
+    is_causal |= is_part_causal
+    bias = tf.zeros([1, key_rows])
+    if of_key is not None:
+        bias = tf.where(of_key[:, 0, 0], 0.0, -float("inf"))
+    of = Attention(
+        query=tuple(query.shape),
+        key=tuple(key.shape),
+        dtype=query.dtype,
+        scale=scale,
+        rate=rate,
+        is_causal=is_causal,
+        bias=tuple(bias.shape),
+    )
+    output = attend(of, query, key, value, bias, tf.cast(seed, tf.uint32))
+    return (
+        output if of_query is None else tf.where(tf.reshape(of_query, [-1, rows, 1, 1]), output, 0)
+    )
+
+
+def parts_of(
+    mask: tf.Tensor | None, *, rows: int, key_rows: int
+) -> tuple[bool, tf.Tensor | None, tf.Tensor | None] | None:
+    """Returns a mask's parts: whether it is causal, the query's rows, and the key's rows.
+
+    Args:
+      mask: [B or 1, N or 1, T or 1, S] bool: True where a row of the query sees one of the key.
+      rows: T.
+      key_rows: S.
+
+    Returns:
+      Whether row t of the query sees the rows 0 to t of the key only; which rows of the query see
+      any, [B or 1, 1, T, 1] bool; and which rows of the key are seen, [B or 1, 1, 1, S] bool. Each
+      of both is None if it takes out nothing. Returns None if the mask has other parts.
+    """
+    if mask is None:
+        return False, None, None
+    is_causal, rest = masks.causal_and_rest(mask, rows=rows, key_rows=key_rows)
+    of_query, of_key = [], []
+    for each in rest:
+        if each.shape[1] != 1 or 1 not in each.shape[2:]:
+            return None
+        (of_key if each.shape[2] == 1 else of_query).append(each)
+    joined = [
+        functools.reduce(tf.logical_and, each) if each else None for each in (of_query, of_key)
+    ]
+    if joined[1] is not None:
+        joined[1] = tf.broadcast_to(joined[1], [joined[1].shape[0], 1, 1, key_rows])
+    return is_causal, *joined
+
+
+def why_not(query: tf.Tensor, key: tf.Tensor, mask: tf.Tensor | None) -> str | None:
+    """Returns why the kernels do not take these; None if they do. See `dropout_attention`."""
+    rows, heads, size = query.shape[1:]
+    if size > LARGEST_HEAD or size % MULTIPLE_OF_HEAD:
+        return (
+            f"its heads have {size} values, which is no multiple of {MULTIPLE_OF_HEAD} up to "
+            f"{LARGEST_HEAD}"
+        )
+    if max(rows, key.shape[1]) * heads * size > LARGEST:
+        return f"an example has more than {LARGEST} values"
+    if parts_of(mask, rows=rows, key_rows=key.shape[1]) is None:
+        return "its mask is neither causal nor the padding of the tokens"
+    return None
 
 
 def keeps(of: Attention, seed: tf.Tensor) -> tf.Tensor:

@@ -144,7 +144,7 @@ def _power_of_2(number: int) -> int:
 
 def kernel(name: str, of: Attention, blocks: Blocks) -> str:
     """Returns the text of a kernel, whose arguments are arrays alone."""
-    batch, rows, heads, size = of.query
+    _, rows, heads, size = of.query
     key_rows, key_heads = of.key[1:3]
     number_of_blocks = _number_of_blocks(name, of, blocks)
     constants = [
