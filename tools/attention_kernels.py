@@ -27,28 +27,12 @@ UNSEEN = tl.constexpr(-1e30)  # below each score, yet finite
 
 
 @triton.jit
-def mix(x):
-    """Mixes 32 bits (the constants of Chris Wellons's lowbias32)."""
-    x ^= x >> 16
-    x *= 0x7FEB352D
-    x ^= x >> 15
-    x *= 0x846CA68B
-    return x ^ (x >> 16)
-
-
-@triton.jit
-def key_of(seed, head, index, stream: tl.constexpr):
-    """Returns 32 bits for each index: of a row of the query (streams 1, 2), of the key (3)."""
-    x = mix(tl.load(seed).to(tl.uint32) + stream)
-    x = mix(x ^ tl.load(seed + 1).to(tl.uint32))
-    x = mix(x ^ head.to(tl.uint32))
-    return mix(x ^ index.to(tl.uint32))
-
-
-@triton.jit
 def bits_of(first, second, column):
-    """Returns 32 bits for each pair of a row and a column; their upper ones are the best."""
-    x = first + column
+    """Returns 32 bits for each pair of a row and a column; their upper ones are the best.
+
+    A row's two keys start a Weyl sequence, which is mixed as in Chris Wellons's lowbias32.
+    """
+    x = first + column.to(tl.uint32) * 0x9E3779B9
     x ^= x >> 16
     x *= 0x7FEB352D
     x ^= second
@@ -59,7 +43,7 @@ def bits_of(first, second, column):
 
 @triton.jit
 def forward(
-    query, key, value, bias, seed, output, sums,
+    query, key, value, bias, keys, output, sums,
     rows, key_rows, heads, sharing, size, bias_stride, num_blocks, is_causal, drop_below,
     scale, keep_scale,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_H: tl.constexpr,
@@ -85,8 +69,9 @@ def forward(
     bias += batch.to(tl.int64) * bias_stride
 
     q = tl.load(query + first + places, mask=inside, other=0.0)
-    row_1 = key_of(seed, pair, at_q, 1)
-    row_2 = key_of(seed, pair, at_q, 2)
+    keys += pair.to(tl.int64) * 2 * rows + at_q
+    row_1 = tl.load(keys, mask=is_q, other=0)
+    row_2 = tl.load(keys + rows, mask=is_q, other=0)
     top = tl.full([BLOCK_Q], UNSEEN, tl.float32)
     total = tl.zeros([BLOCK_Q], tl.float32)
     found = tl.zeros([BLOCK_Q, BLOCK_H], tl.float32)
@@ -106,7 +91,7 @@ def forward(
         p = tl.math.exp2(scores - new_top[:, None])
         shrink = tl.math.exp2(top - new_top)
         total = total * shrink + tl.sum(p, 1)
-        bits = bits_of(row_1[:, None], row_2[:, None], key_of(seed, pair, k_rows, 3)[None, :])
+        bits = bits_of(row_1[:, None], row_2[:, None], k_rows[None, :])
         p = tl.where(bits >= drop_below, p, 0.0)
         found = found * shrink[:, None]
         found = tl.dot(p.to(v.dtype), v, found)
@@ -120,7 +105,7 @@ def forward(
 
 @triton.jit
 def gradient_of_query(
-    query, key, value, bias, seed, output, sums, gradient, of_query, products,
+    query, key, value, bias, keys, output, sums, gradient, of_query, products,
     rows, key_rows, heads, sharing, size, bias_stride, num_blocks, is_causal, drop_below,
     scale, keep_scale,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_H: tl.constexpr,
@@ -152,8 +137,9 @@ def gradient_of_query(
     pairs = pair.to(tl.int64) * rows + at_q
     tl.store(products + pairs, product, mask=is_q)
     log = tl.load(sums + pairs, mask=is_q, other=float("inf")) * 1.4426950408889634
-    row_1 = key_of(seed, pair, at_q, 1)
-    row_2 = key_of(seed, pair, at_q, 2)
+    keys += pair.to(tl.int64) * 2 * rows + at_q
+    row_1 = tl.load(keys, mask=is_q, other=0)
+    row_2 = tl.load(keys + rows, mask=is_q, other=0)
     found = tl.zeros([BLOCK_Q, BLOCK_H], tl.float32)
     end = tl.where(is_causal != 0, tl.minimum(key_rows, (block + 1) * BLOCK_Q), key_rows)
     for start in range(0, end, BLOCK_K):
@@ -169,7 +155,7 @@ def gradient_of_query(
         scores = tl.where(sees, scores, float("-inf"))
         p = tl.math.exp2(scores - log[:, None])
         of_p = tl.dot(g, tl.trans(v))
-        bits = bits_of(row_1[:, None], row_2[:, None], key_of(seed, pair, k_rows, 3)[None, :])
+        bits = bits_of(row_1[:, None], row_2[:, None], k_rows[None, :])
         of_p = tl.where(bits >= drop_below, of_p * keep_scale, 0.0)
         of_scores = p * (of_p - product[:, None])
         found = tl.dot(of_scores.to(k.dtype), k, found)
@@ -179,7 +165,7 @@ def gradient_of_query(
 
 @triton.jit
 def gradients_of_key(
-    query, key, value, bias, seed, sums, gradient, products, of_key, of_value,
+    query, key, value, bias, keys, sums, gradient, products, of_key, of_value,
     rows, key_rows, heads, sharing, size, bias_stride, num_blocks, is_causal, drop_below,
     scale, keep_scale,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_H: tl.constexpr,
@@ -209,7 +195,7 @@ def gradients_of_key(
     b = tl.load(
         bias + batch.to(tl.int64) * bias_stride + at_k, mask=is_k, other=float("-inf")
     ) * 1.4426950408889634  # fmt: skip
-    column = key_of(seed, pair, at_k, 3)
+    keys += pair.to(tl.int64) * 2 * rows
     found_k = tl.zeros([BLOCK_K, BLOCK_H], tl.float32)
     found_v = tl.zeros([BLOCK_K, BLOCK_H], tl.float32)
     # The first block of the query whose rows see a row of this block.
@@ -227,11 +213,9 @@ def gradients_of_key(
         sees = (q_rows[None, :] >= at_k[:, None]) | (is_causal == 0)
         scores = tl.where(sees, scores, float("-inf"))
         p = tl.math.exp2(scores - log[None, :])
-        bits = bits_of(
-            key_of(seed, pair, q_rows, 1)[None, :],
-            key_of(seed, pair, q_rows, 2)[None, :],
-            column[:, None],
-        )
+        row_1 = tl.load(keys + q_rows, mask=is_q, other=0)
+        row_2 = tl.load(keys + rows + q_rows, mask=is_q, other=0)
+        bits = bits_of(row_1[None, :], row_2[None, :], at_k[:, None])
         keep = bits >= drop_below
         found_v = tl.dot(tl.where(keep, p * keep_scale, 0.0).to(g.dtype), g, found_v)
         of_p = tl.dot(v, tl.trans(g))
@@ -247,11 +231,11 @@ def gradients_of_key(
 
 
 TYPES = {
-    "bias": "*fp32", "sums": "*fp32", "products": "*fp32", "seed": "*u32",
+    "bias": "*fp32", "sums": "*fp32", "products": "*fp32", "keys": "*u32",
     "drop_below": "u32", "scale": "fp32", "keep_scale": "fp32",
 }  # fmt: skip
 ARRAYS = {
-    "query", "key", "value", "bias", "seed", "output", "sums", "gradient", "of_query", "products",
+    "query", "key", "value", "bias", "keys", "output", "sums", "gradient", "of_query", "products",
     "of_key", "of_value",
 }  # fmt: skip
 KERNELS = {"forward": forward, "of_query": gradient_of_query, "of_key": gradients_of_key}

@@ -1337,7 +1337,10 @@ def _():
         before = generator.state.value.numpy()
         layer(x, x, training=True)
         after, _ = generator.state.value.numpy(), generator.state.assign(before)
-        found += [tuple(generator.next()) == tuple(before), (generator.state.numpy() == after).all()]
+        found += [
+            tuple(generator.next()) == tuple(before),
+            (generator.state.numpy() == after).all(),
+        ]
     return all(found)
 
 

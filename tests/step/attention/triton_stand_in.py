@@ -24,12 +24,12 @@ def constants_of(text):
 def call_module(text, arguments, results):
     """Takes `call_module`'s arguments; every number is read from the module's own text."""
     numbers = constants_of(text)
-    query, key, value, bias, seed, *rest = arguments
+    query, key, value, bias, keys, *rest = arguments
     assert tuple(query.shape[1:]) == tuple(numbers[each] for each in ("rows", "heads", "size"))
     assert tuple(key.shape[1:3]) == (numbers["key_rows"], numbers["heads"] / numbers["sharing"])
     assert numbers["bias_stride"] == (key.shape[1] if bias.shape[0] > 1 else 0)
     (name,) = re.findall(r'name = "(\w+)"', text)
-    output, sums = attention(query, key, value, bias, seed, numbers)
+    output, sums = attention(query, key, value, bias, keys, numbers)
     if name == "forward":
         found = [tf.cast(output, query.dtype), sums]
     else:
@@ -38,7 +38,7 @@ def call_module(text, arguments, results):
         inputs = [query, *(tf.repeat(each, shared, axis=2) for each in (key, value))]
         with tf.GradientTape() as tape:
             tape.watch(inputs)
-            output, _ = attention(*inputs, bias, seed, numbers)
+            output, _ = attention(*inputs, bias, keys, numbers)
             output = tf.cast(output, gradient.dtype)
         of_inputs = tape.gradient(output, inputs, output_gradients=gradient)
         if name == "gradient_of_query":
@@ -51,7 +51,7 @@ def call_module(text, arguments, results):
     return found
 
 
-def attention(query, key, value, bias, seed, numbers):
+def attention(query, key, value, bias, keys, numbers):
     """Returns the output [B, T, N, H] and the sums [B, N, T], in float32."""
     query, key, value = (tf.cast(each, tf.float32) for each in (query, key, value))
     shared = query.shape[2] // key.shape[2]
@@ -65,25 +65,29 @@ def attention(query, key, value, bias, seed, numbers):
     sums = tf.where(tf.math.is_finite(sums), sums, float("inf"))
     weights = tf.exp(tf.maximum(scores, -1e30) - sums[..., None])
     rate = numbers["drop_below"] % 2**32 / 2**32
-    kept = dropout.keeps(Attention(query.shape, key.shape, None, 1, rate, False, None), seed)
+    kept = dropout.keeps(Attention(query.shape, key.shape, None, 1, rate, False, None), keys)
     weights = tf.where(kept, weights * numbers["keep_scale"], 0.0)
     return tf.einsum("bnts,bsnh->btnh", weights, value), sums
 
 
-def bits_of(seed, batch, heads, rows, key_rows):
-    """Returns the 32 bits of each score [B, N, T, S], as the kernels draw them."""
-    seed, pairs = seed.astype(np.uint64), np.arange(batch * heads)
+def keys_of(seed, batch, heads, rows):
+    """Returns the keys [B, N, 2, T] as NumPy computes them."""
+    seed, pairs = seed.astype(np.uint64), np.arange(batch * heads, dtype=np.uint64)
 
-    def keys(count, stream):
-        mixed = mix(mix((seed[:1] + stream) % 2**32) ^ seed[1])
-        mixed = mix(mixed ^ pairs.astype(np.uint64))
-        return mix(mixed[:, None] ^ np.arange(count, dtype=np.uint64))
+    def stream(number):
+        mixed = mix(mix((seed[:1] + np.uint64(number)) % 2**32) ^ seed[1])
+        return mix(mix(mixed ^ pairs)[:, None] ^ np.arange(rows, dtype=np.uint64))
 
-    x = (keys(rows, 1)[:, :, None] + keys(key_rows, 3)[:, None]) % 2**32
+    return np.stack([stream(1), stream(2)], axis=1).reshape(batch, heads, 2, rows)
+
+
+def bits_of(keys, key_rows):
+    """Returns the 32 bits of each score [B, N, T, S], as the kernels' source makes them."""
+    keys = keys.astype(np.uint64)[..., None]
+    x = (keys[:, :, 0] + np.arange(key_rows, dtype=np.uint64) * 0x9E3779B9) % 2**32
     x = (x ^ (x >> np.uint64(16))) * 0x7FEB352D % 2**32
-    x ^= keys(rows, 2)[:, :, None]
-    x = (x ^ (x >> np.uint64(15))) * 0x846CA68B % 2**32
-    return x.astype(np.uint32).reshape(batch, heads, rows, key_rows)
+    x ^= keys[:, :, 1]
+    return (x ^ (x >> np.uint64(15))) * 0x846CA68B % 2**32
 
 
 def mix(x):

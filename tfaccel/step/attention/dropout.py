@@ -1,7 +1,7 @@
 """Attention with dropout and its gradient by Triton kernels, in a function that XLA compiles.
 
 Neither the scores [B, N, T, S] nor which of them are dropped is kept. The gradient draws the same
-scores again, from the seed and the place of each score, as `keeps` below does on any device.
+scores again, from the place of each and two numbers of its row, as `keeps` does on any device.
 """
 
 import functools
@@ -58,7 +58,8 @@ def dropout_attention(
         is_causal=is_causal,
         bias=tuple(bias.shape),
     )
-    output = attend(of, query, key, value, bias, tf.cast(seed, tf.uint32))
+    keys = keys_of(of, tf.cast(seed, tf.uint32))
+    output = attend(of, query, key, value, bias, keys)
     return (
         output if of_query is None else tf.where(tf.reshape(of_query, [-1, rows, 1, 1]), output, 0)
     )
@@ -110,33 +111,42 @@ def why_not(query: tf.Tensor, key: tf.Tensor, mask: tf.Tensor | None) -> str | N
     return None
 
 
-def keeps(of: Attention, seed: tf.Tensor) -> tf.Tensor:
-    """Returns which scores the kernels keep, [B, N, T, S] bool.
-
-    Each score gets 32 bits of a hash of the seed, the head, the row and the column. It is dropped
-    where they are below `of.drop_below`. The kernels' source has the same lines.
+def keys_of(of: Attention, seed: tf.Tensor) -> tf.Tensor:
+    """Returns two random numbers for each row of each head, [B, N, 2, T] uint32.
 
     Args:
       of: the attention.
       seed: [2] uint32.
     """
     batch, rows, heads, _ = of.query
-    pairs = tf.range(batch * heads)
-
-    def keys(count: int, stream: int) -> tf.Tensor:
-        mixed = _mix(_mix(seed[0] + tf.constant(stream, tf.uint32)) ^ seed[1])
-        mixed = _mix(mixed ^ tf.cast(pairs, tf.uint32))
-        return _mix(mixed[:, None] ^ tf.cast(tf.range(count), tf.uint32))
-
-    first, second, column = keys(rows, 1), keys(rows, 2), keys(of.key[1], 3)
-    bits = _shifted(first[:, :, None] + column[:, None], 16) * _FIRST
-    bits = _shifted(bits ^ second[:, :, None], 15) * _SECOND
-    kept = bits >= tf.constant(of.drop_below, tf.uint32)
-    return tf.reshape(kept, [batch, heads, rows, of.key[1]])
+    pairs = tf.cast(tf.range(batch * heads), tf.uint32)
+    streams = tf.constant([1, 2], tf.uint32)
+    mixed = _mix(_mix(seed[0] + streams) ^ seed[1])  # one for each key of a row
+    mixed = _mix(mixed ^ pairs[:, None])
+    mixed = _mix(mixed[..., None] ^ tf.cast(tf.range(rows), tf.uint32))
+    return tf.reshape(mixed, of.keys)
 
 
-# Constants of lowbias32 (Chris Wellons, "Prospecting for Hash Functions"), public domain.
-_FIRST, _SECOND = (np.uint32(each) for each in (0x7FEB352D, 0x846CA68B))
+def keeps(of: Attention, keys: tf.Tensor) -> tf.Tensor:
+    """Returns which scores the kernels keep, [B, N, T, S] bool; their source has the same lines.
+
+    Each score gets 32 bits, by its row's keys and its column. It is dropped where they are below
+    `of.drop_below`.
+
+    Args:
+      of: the attention.
+      keys: [B, N, 2, T] uint32.
+    """
+    columns = tf.cast(tf.range(of.key[1]), tf.uint32) * _WEYL
+    first, second = (each[..., None] for each in tf.unstack(keys, axis=2))
+    bits = _shifted(first + columns, 16) * _FIRST
+    bits = _shifted(bits ^ second, 15) * _SECOND
+    return bits >= tf.constant(of.drop_below, tf.uint32)
+
+
+# The steps of a Weyl sequence, and the constants of lowbias32 (Chris Wellons, "Prospecting for Hash
+# Functions"), which is in the public domain.
+_WEYL, _FIRST, _SECOND = (np.uint32(each) for each in (0x9E3779B9, 0x7FEB352D, 0x846CA68B))
 
 
 def _mix(x: tf.Tensor) -> tf.Tensor:
@@ -147,10 +157,10 @@ def _shifted(x: tf.Tensor, bits: int) -> tf.Tensor:
     return x ^ tf.bitwise.right_shift(x, tf.constant(bits, tf.uint32))
 
 
-def plain(of: Attention, query, key, value, bias, seed) -> tf.Tensor:
+def plain(of: Attention, query, key, value, bias, keys) -> tf.Tensor:
     """Returns what the kernels compute, by TensorFlow's operations in the arguments' dtype.
 
-    The seed and the bias are those of the kernels; see `dropout_calls`.
+    The keys and the bias are those of the kernels; see `dropout_calls`.
     """
     shared = of.query[2] // of.key[2]
     key, value = (tf.repeat(each, shared, axis=2) for each in (key, value))
@@ -160,11 +170,11 @@ def plain(of: Attention, query, key, value, bias, seed) -> tf.Tensor:
         seen = tf.linalg.band_part(tf.ones(scores.shape[2:], tf.bool), -1, 0)
         scores = tf.where(seen, scores, scores.dtype.min)
     weights = tf.nn.softmax(scores)
-    weights = tf.where(keeps(of, seed), weights / (1 - of.rate), 0)
+    weights = tf.where(keeps(of, keys), weights / (1 - of.rate), 0)
     return tf.einsum("bnts,bsnh->btnh", weights, value)
 
 
-def attend(of: Attention, query, key, value, bias, seed) -> tf.Tensor:
+def attend(of: Attention, query, key, value, bias, keys) -> tf.Tensor:
     """Returns the output [B, T, N, H] by the kernels, with a gradient.
 
     A row of the query that sees no row of the key gets zeros.
@@ -175,33 +185,33 @@ def attend(of: Attention, query, key, value, bias, seed) -> tf.Tensor:
       key: [B, S, K, H], of the same dtype.
       value: [B, S, K, H], of the same dtype.
       bias: [B or 1, S] float32, without a gradient. Minus infinity takes a row of the key out.
-      seed: [2] uint32.
+      keys: [B, N, 2, T] uint32, as `keys_of` draws them.
     """
 
     @tf.custom_gradient
     def run(query, key, value):
         output, sums = call_module(
             dropout_calls.forward(of),
-            [query, key, value, bias, seed],
+            [query, key, value, bias, keys],
             [tf.TensorSpec(of.query, of.dtype), tf.TensorSpec(of.sums, tf.float32)],
         )
 
         def backward(gradient):
             # The results are constants for the gradient's own gradient, which `plain` gives.
             kept = tf.stop_gradient(output), tf.stop_gradient(sums)
-            return _gradients(of, bias, seed, *kept)(gradient, query, key, value)
+            return _gradients(of, bias, keys, *kept)(gradient, query, key, value)
 
         return output, backward
 
     return run(query, key, value)
 
 
-def _gradients(of: Attention, bias, seed, output, sums):
+def _gradients(of: Attention, bias, keys, output, sums):
     """Returns the gradients as a function of (the output's gradient, query, key, value)."""
 
     @tf.custom_gradient
     def gradients(gradient, query, key, value):
-        given = [query, key, value, bias, seed]
+        given = [query, key, value, bias, keys]
         spec, of_sums = tf.TensorSpec(of.query, of.dtype), tf.TensorSpec(of.sums, tf.float32)
         of_query, products = call_module(
             dropout_calls.of_query(of), [*given, output, sums, gradient], [spec, of_sums]
@@ -218,7 +228,7 @@ def _gradients(of: Attention, bias, seed, output, sums):
                 outer.watch(operands)
                 with tf.GradientTape() as inner:
                     inner.watch(operands[1:])
-                    found = plain(of, *operands[1:], bias, seed)
+                    found = plain(of, *operands[1:], bias, keys)
                 first = inner.gradient(found, operands[1:], output_gradients=operands[0])
             return outer.gradient(first, operands, output_gradients=list(of_gradients))
 

@@ -9,8 +9,9 @@ The texts lie in `kernels/`, and `tools/attention_kernels.py` writes them. Each 
 returns a module whose `main` has the arguments and results that the function lists.
 
 Shapes: query [B, T, N, H]; key and value [B, S, K, H], where N is a multiple of K; bias [B or 1,
-S] float32, which is added to the scores; seed [2] uint32; sums [B, N, T] float32, the logarithm of
-the sum of each softmax.
+S] float32, which is added to the scores; keys [B, N, 2, T] uint32, two random numbers for each row,
+from which a kernel makes those that decide which scores are dropped; sums [B, N, T] float32, the
+logarithm of the sum of each softmax.
 """
 
 import dataclasses
@@ -71,6 +72,12 @@ class Attention:
         return batch, heads, rows
 
     @property
+    def keys(self) -> tuple[int, int, int, int]:
+        """The shape [B, N, 2, T] of the keys."""
+        batch, rows, heads, _ = self.query
+        return batch, heads, 2, rows
+
+    @property
     def gradient_of_key(self) -> tuple[int, int, int, int]:
         """The shape [B, S, N, H] of what `of_key` returns."""
         batch, rows, _, size = self.key
@@ -88,7 +95,7 @@ def drop_below(rate: float) -> int:
 
 
 def forward(of: Attention, blocks: Blocks | None = None) -> str:
-    """Returns the module of (query, key, value, bias, seed).
+    """Returns the module of (query, key, value, bias, keys).
 
     It returns (output [B, T, N, H], sums [B, N, T]).
     """
@@ -97,7 +104,7 @@ def forward(of: Attention, blocks: Blocks | None = None) -> str:
 
 
 def of_query(of: Attention, blocks: Blocks | None = None) -> str:
-    """Returns the module of (query, key, value, bias, seed, output, sums, gradient).
+    """Returns the module of (query, key, value, bias, keys, output, sums, gradient).
 
     `gradient` is the output's, [B, T, N, H]. It returns (the query's gradient, the sums [B, N, T]
     of output x gradient, which `of_key` needs).
@@ -108,7 +115,7 @@ def of_query(of: Attention, blocks: Blocks | None = None) -> str:
 
 
 def of_key(of: Attention, blocks: Blocks | None = None) -> str:
-    """Returns the module of (query, key, value, bias, seed, sums, gradient, products).
+    """Returns the module of (query, key, value, bias, keys, sums, gradient, products).
 
     `products` are the second result of `of_query`. It returns the gradients [B, S, N, H] of (key,
     value) by each head of the query.
@@ -120,7 +127,13 @@ def of_key(of: Attention, blocks: Blocks | None = None) -> str:
 
 def _inputs(of: Attention) -> list[str]:
     key = _tensor(of, of.key)
-    return [_tensor(of, of.query), key, key, _tensor(of, of.bias, "f32"), "tensor<2xui32>"]
+    return [
+        _tensor(of, of.query),
+        key,
+        key,
+        _tensor(of, of.bias, "f32"),
+        _tensor(of, of.keys, "ui32"),
+    ]
 
 
 def _tensor(of: Attention, shape: tuple[int, ...], dtype: str | None = None) -> str:
