@@ -27,18 +27,26 @@ UNSEEN = tl.constexpr(-1e30)  # below each score, yet finite
 
 
 @triton.jit
-def bits_of(first, second, column):
-    """Returns 32 bits for each pair of a row and a column; their upper ones are the best.
+def bits_of(first, second, start, column):
+    """Returns a random number of 16 bits for each pair of a row and a column.
 
-    A row's two keys start a Weyl sequence, which is mixed as in Chris Wellons's lowbias32.
+    A row's two keys start a Weyl sequence, which is mixed as in Chris Wellons's lowbias32. Two
+    columns share a number, whose halves they take. They are 8 apart, so that one thread has both.
+
+    Args:
+      first: the first keys of the rows.
+      second: their second keys.
+      start: the first column, a multiple of 16.
+      column: the columns, from `start` on.
     """
-    x = first + column.to(tl.uint32) * 0x9E3779B9
+    pair = (column >> 4) * 8 + (column & 7) + (start >> 1)
+    x = first + pair.to(tl.uint32) * 0x9E3779B9
     x ^= x >> 16
     x *= 0x7FEB352D
     x ^= second
     x ^= x >> 15
     x *= 0x846CA68B
-    return x
+    return tl.where((column & 8) == 0, x >> 16, (x ^ (x >> 16)) & 0xFFFF)
 
 
 @triton.jit
@@ -84,14 +92,14 @@ def forward(
         k = tl.load(key + first_key + places_k, mask=inside_k, other=0.0)
         v = tl.load(value + first_key + places_k, mask=inside_k, other=0.0)
         b = tl.load(bias + k_rows, mask=is_k, other=float("-inf"))
-        scores = tl.dot(q, tl.trans(k)) * scale + (b * 1.4426950408889634)[None, :]
+        scores = tl.fma(tl.dot(q, tl.trans(k)), scale, b[None, :])
         sees = (at_q[:, None] >= k_rows[None, :]) | (is_causal == 0)
         scores = tl.where(sees, scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
         p = tl.math.exp2(scores - new_top[:, None])
         shrink = tl.math.exp2(top - new_top)
         total = total * shrink + tl.sum(p, 1)
-        bits = bits_of(row_1[:, None], row_2[:, None], k_rows[None, :])
+        bits = bits_of(row_1[:, None], row_2[:, None], start, at_k[None, :])
         p = tl.where(bits >= drop_below, p, 0.0)
         found = found * shrink[:, None]
         found = tl.dot(p.to(v.dtype), v, found)
@@ -99,7 +107,7 @@ def forward(
     seen = total > 0
     found = found * (keep_scale / tl.where(seen, total, 1.0))[:, None]
     tl.store(output + first + places, found.to(output.dtype.element_ty), mask=inside)
-    log = tl.where(seen, top * 0.6931471805599453 + tl.log(total), float("inf"))
+    log = tl.where(seen, top + tl.math.log2(total), float("inf"))
     tl.store(sums + pair.to(tl.int64) * rows + at_q, log, mask=is_q)
 
 
@@ -136,7 +144,7 @@ def gradient_of_query(
     product = tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)
     pairs = pair.to(tl.int64) * rows + at_q
     tl.store(products + pairs, product, mask=is_q)
-    log = tl.load(sums + pairs, mask=is_q, other=float("inf")) * 1.4426950408889634
+    log = tl.load(sums + pairs, mask=is_q, other=float("inf"))
     keys += pair.to(tl.int64) * 2 * rows + at_q
     row_1 = tl.load(keys, mask=is_q, other=0)
     row_2 = tl.load(keys + rows, mask=is_q, other=0)
@@ -150,14 +158,14 @@ def gradient_of_query(
         k = tl.load(key + first_key + places_k, mask=inside_k, other=0.0)
         v = tl.load(value + first_key + places_k, mask=inside_k, other=0.0)
         b = tl.load(bias + k_rows, mask=is_k, other=float("-inf"))
-        scores = tl.dot(q, tl.trans(k)) * scale + (b * 1.4426950408889634)[None, :]
+        scores = tl.fma(tl.dot(q, tl.trans(k)), scale, b[None, :])
         sees = (at_q[:, None] >= k_rows[None, :]) | (is_causal == 0)
         scores = tl.where(sees, scores, float("-inf"))
         p = tl.math.exp2(scores - log[:, None])
         of_p = tl.dot(g, tl.trans(v))
-        bits = bits_of(row_1[:, None], row_2[:, None], k_rows[None, :])
-        of_p = tl.where(bits >= drop_below, of_p * keep_scale, 0.0)
-        of_scores = p * (of_p - product[:, None])
+        bits = bits_of(row_1[:, None], row_2[:, None], start, at_k[None, :])
+        of_p = tl.where(bits >= drop_below, of_p, 0.0)
+        of_scores = p * tl.fma(of_p, keep_scale, -product[:, None])
         found = tl.dot(of_scores.to(k.dtype), k, found)
     found = found * (scale * 0.6931471805599453)
     tl.store(of_query + first + places, found.to(of_query.dtype.element_ty), mask=inside)
@@ -178,7 +186,8 @@ def gradients_of_key(
     head = pair % heads
     key_heads = heads // sharing
 
-    at_k = block * BLOCK_K + tl.arange(0, BLOCK_K)
+    column = tl.arange(0, BLOCK_K)
+    at_k = block * BLOCK_K + column
     at_q = tl.arange(0, BLOCK_Q)
     at_h = tl.arange(0, BLOCK_H)
     is_size = at_h < size
@@ -194,7 +203,7 @@ def gradients_of_key(
     v = tl.load(value + first_key + places_k, mask=inside_k, other=0.0)
     b = tl.load(
         bias + batch.to(tl.int64) * bias_stride + at_k, mask=is_k, other=float("-inf")
-    ) * 1.4426950408889634  # fmt: skip
+    )
     keys += pair.to(tl.int64) * 2 * rows
     found_k = tl.zeros([BLOCK_K, BLOCK_H], tl.float32)
     found_v = tl.zeros([BLOCK_K, BLOCK_H], tl.float32)
@@ -207,22 +216,22 @@ def gradients_of_key(
         inside = is_q[:, None] & is_size[None, :]
         q = tl.load(query + first + places, mask=inside, other=0.0)
         g = tl.load(gradient + first + places, mask=inside, other=0.0)
-        log = tl.load(sums + pairs + q_rows, mask=is_q, other=float("inf")) * 1.4426950408889634
+        log = tl.load(sums + pairs + q_rows, mask=is_q, other=float("inf"))
         product = tl.load(products + pairs + q_rows, mask=is_q, other=0.0)
-        scores = tl.dot(k, tl.trans(q)) * scale + b[:, None]
+        scores = tl.fma(tl.dot(k, tl.trans(q)), scale, b[:, None])
         sees = (q_rows[None, :] >= at_k[:, None]) | (is_causal == 0)
         scores = tl.where(sees, scores, float("-inf"))
         p = tl.math.exp2(scores - log[None, :])
         row_1 = tl.load(keys + q_rows, mask=is_q, other=0)
         row_2 = tl.load(keys + rows + q_rows, mask=is_q, other=0)
-        bits = bits_of(row_1[None, :], row_2[None, :], at_k[:, None])
+        bits = bits_of(row_1[None, :], row_2[None, :], block * BLOCK_K, column[:, None])
         keep = bits >= drop_below
-        found_v = tl.dot(tl.where(keep, p * keep_scale, 0.0).to(g.dtype), g, found_v)
-        of_p = tl.dot(v, tl.trans(g))
-        of_p = tl.where(keep, of_p * keep_scale, 0.0)
-        of_scores = p * (of_p - product[None, :])
+        found_v = tl.dot(tl.where(keep, p, 0.0).to(g.dtype), g, found_v)
+        of_p = tl.where(keep, tl.dot(v, tl.trans(g)), 0.0)
+        of_scores = p * tl.fma(of_p, keep_scale, -product[None, :])
         found_k = tl.dot(of_scores.to(q.dtype), q, found_k)
     found_k = found_k * (scale * 0.6931471805599453)
+    found_v = found_v * keep_scale
     # Each head of the query has its own part; XLA adds those that share a head of the key.
     first_key = (batch.to(tl.int64) * key_rows * heads + head) * size
     places_k = at_k[:, None] * (heads * size) + at_h[None, :]

@@ -57,14 +57,15 @@ def attention(query, key, value, bias, keys, numbers):
     shared = query.shape[2] // key.shape[2]
     key, value = (tf.repeat(each, shared, axis=2) for each in (key, value))
     scores = numbers["scale"] * math.log(2) * tf.einsum("btnh,bsnh->bnts", query, key)
-    scores += bias[:, None, None]
+    scores += math.log(2) * bias[:, None, None]
     if numbers["is_causal"]:
         seen = tf.linalg.band_part(tf.ones(scores.shape[2:], tf.bool), -1, 0)
         scores = tf.where(seen, scores, -float("inf"))
     sums = tf.reduce_logsumexp(scores, axis=-1)
     sums = tf.where(tf.math.is_finite(sums), sums, float("inf"))
     weights = tf.exp(tf.maximum(scores, -1e30) - sums[..., None])
-    rate = numbers["drop_below"] % 2**32 / 2**32
+    sums /= math.log(2)
+    rate = numbers["drop_below"] / 2**16
     kept = dropout.keeps(Attention(query.shape, key.shape, None, 1, rate, False, None), keys)
     weights = tf.where(kept, weights * numbers["keep_scale"], 0.0)
     return tf.einsum("bnts,bsnh->btnh", weights, value), sums
@@ -82,12 +83,13 @@ def keys_of(seed, batch, heads, rows):
 
 
 def bits_of(keys, key_rows):
-    """Returns the 32 bits of each score [B, N, T, S], as the kernels' source makes them."""
-    keys = keys.astype(np.uint64)[..., None]
-    x = (keys[:, :, 0] + np.arange(key_rows, dtype=np.uint64) * 0x9E3779B9) % 2**32
+    """Returns the 16 bits of each score [B, N, T, S], as the kernels' source makes them."""
+    keys, column = keys.astype(np.uint64)[..., None], np.arange(key_rows, dtype=np.uint64)
+    x = (keys[:, :, 0] + (column // 16 * 8 + column % 8) * 0x9E3779B9) % 2**32
     x = (x ^ (x >> np.uint64(16))) * 0x7FEB352D % 2**32
     x ^= keys[:, :, 1]
-    return (x ^ (x >> np.uint64(15))) * 0x846CA68B % 2**32
+    x = (x ^ (x >> np.uint64(15))) * 0x846CA68B % 2**32
+    return np.where(column & 8, (x ^ (x >> np.uint64(16))) % 2**16, x >> np.uint64(16))
 
 
 def mix(x):

@@ -5,6 +5,7 @@ scores again, from the place of each and two numbers of its row, as `keeps` does
 """
 
 import functools
+import math
 
 import numpy as np
 import tensorflow as tf
@@ -130,17 +131,20 @@ def keys_of(of: Attention, seed: tf.Tensor) -> tf.Tensor:
 def keeps(of: Attention, keys: tf.Tensor) -> tf.Tensor:
     """Returns which scores the kernels keep, [B, N, T, S] bool; their source has the same lines.
 
-    Each score gets 32 bits, by its row's keys and its column. It is dropped where they are below
+    Each score gets 16 bits, by its row's keys and its column. It is dropped where they are below
     `of.drop_below`.
 
     Args:
       of: the attention.
       keys: [B, N, 2, T] uint32.
     """
-    columns = tf.cast(tf.range(of.key[1]), tf.uint32) * _WEYL
+    columns = np.arange(of.key[1], dtype=np.uint32)
+    pairs = columns // 16 * 8 + columns % 8  # two columns share 32 bits
     first, second = (each[..., None] for each in tf.unstack(keys, axis=2))
-    bits = _shifted(first + columns, 16) * _FIRST
-    bits = _shifted(bits ^ second, 15) * _SECOND
+    bits = _shifted(first + pairs * _WEYL, 16) * _FIRST
+    bits = _shifted(_shifted(bits ^ second, 15) * _SECOND, 16)
+    upper = tf.bitwise.right_shift(bits, tf.constant(16, tf.uint32))
+    bits = tf.where(columns & 8 == 0, upper, bits & np.uint32(2**16 - 1))
     return bits >= tf.constant(of.drop_below, tf.uint32)
 
 
@@ -165,12 +169,12 @@ def plain(of: Attention, query, key, value, bias, keys) -> tf.Tensor:
     shared = of.query[2] // of.key[2]
     key, value = (tf.repeat(each, shared, axis=2) for each in (key, value))
     scores = tf.cast(of.scale, query.dtype) * tf.einsum("btnh,bsnh->bnts", query, key)
-    scores += tf.cast(bias, scores.dtype)[:, None, None]
+    scores += tf.cast(bias * math.log(2), scores.dtype)[:, None, None]
     if of.is_causal:
         seen = tf.linalg.band_part(tf.ones(scores.shape[2:], tf.bool), -1, 0)
         scores = tf.where(seen, scores, scores.dtype.min)
     weights = tf.nn.softmax(scores)
-    weights = tf.where(keeps(of, keys), weights / (1 - of.rate), 0)
+    weights = tf.where(keeps(of, keys), weights / of.kept, 0)
     return tf.einsum("bnts,bsnh->btnh", weights, value)
 
 
@@ -184,7 +188,8 @@ def attend(of: Attention, query, key, value, bias, keys) -> tf.Tensor:
       query: [B, T, N, H] float16 or bfloat16.
       key: [B, S, K, H], of the same dtype.
       value: [B, S, K, H], of the same dtype.
-      bias: [B or 1, S] float32, without a gradient. Minus infinity takes a row of the key out.
+      bias: [B or 1, S] float32, without a gradient, which is added to the scores times log2(e).
+        Minus infinity takes a row of the key out.
       keys: [B, N, 2, T] uint32, as `keys_of` draws them.
     """
 

@@ -9,9 +9,9 @@ The texts lie in `kernels/`, and `tools/attention_kernels.py` writes them. Each 
 returns a module whose `main` has the arguments and results that the function lists.
 
 Shapes: query [B, T, N, H]; key and value [B, S, K, H], where N is a multiple of K; bias [B or 1,
-S] float32, which is added to the scores; keys [B, N, 2, T] uint32, two random numbers for each row,
-from which a kernel makes those that decide which scores are dropped; sums [B, N, T] float32, the
-logarithm of the sum of each softmax.
+S] float32, which is added to the scores times log2(e); keys [B, N, 2, T] uint32, two random numbers
+for each row, from which a kernel makes those that decide which scores are dropped; sums [B, N, T]
+float32, the logarithm to base 2 of the sum of each softmax.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ class Attention:
       key: the shape [B, S, K, H] of key and value.
       dtype: tf.float16 or tf.bfloat16, of query, key, value and output.
       scale: what the products of query and key are multiplied by.
-      rate: the share of the scores that is dropped, from 0 to below 1.
+      rate: the share of the scores that is dropped, from 0 to below 1, in steps of 1 / 65,536.
       is_causal: whether row t of the query sees the rows 0 to t of the key only.
       bias: the shape [B or 1, S] of what is added to the scores.
     """
@@ -85,13 +85,13 @@ class Attention:
 
     @property
     def drop_below(self) -> int:
-        """The number of 32 bits below which a score is dropped."""
-        return drop_below(self.rate)
+        """The number of 16 bits below which a score's random one drops it."""
+        return round(self.rate * 2**16)
 
-
-def drop_below(rate: float) -> int:
-    """Returns the number of 32 bits below which a random one drops its score."""
-    return math.floor(rate * 2**32)
+    @property
+    def kept(self) -> float:
+        """The share of the scores that is kept: 1 - rate, in steps of 1 / 65,536."""
+        return 1 - self.drop_below / 2**16
 
 
 def forward(of: Attention, blocks: Blocks | None = None) -> str:
@@ -169,9 +169,9 @@ def kernel(name: str, of: Attention, blocks: Blocks) -> str:
         0 if of.bias[0] == 1 else key_rows,  # from one example's bias to the next one's
         number_of_blocks,
         int(of.is_causal),
-        of.drop_below - (1 << 32 if of.drop_below >= 1 << 31 else 0),  # as i32
+        of.drop_below,
         of.scale * math.log2(math.e),
-        1 / (1 - of.rate),
+        1 / of.kept,
     ]
     text = _text(name)
     for each, value in {
