@@ -22,7 +22,7 @@ from triton.compiler.compiler import make_backend
 
 FOLDER = pathlib.Path(__file__).parents[1] / "tfaccel/step/attention/kernels"
 # Sizes that appear in no other role in a text, so that each can be found again.
-SIZES = {"BLOCK_Q": 512, "BLOCK_K": 256, "BLOCK_H": 1024}
+SIZES = {"block_q": 512, "block_k": 256, "block_h": 1024}
 UNSEEN = tl.constexpr(-1e30)  # below each score, yet finite
 
 
@@ -54,7 +54,7 @@ def forward(
     query, key, value, bias, keys, output, sums,
     rows, key_rows, heads, sharing, size, bias_stride, num_blocks, is_causal, drop_below,
     scale, keep_scale,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_H: tl.constexpr,
+    block_q: tl.constexpr, block_k: tl.constexpr, block_h: tl.constexpr,
 ):  # fmt: skip
     """Computes the output [B, T, N, H] and the logarithms [B, N, T] of the sums of the softmax."""
     pid = tl.program_id(0)
@@ -64,9 +64,9 @@ def forward(
     head = pair % heads
     key_heads = heads // sharing
 
-    at_q = block * BLOCK_Q + tl.arange(0, BLOCK_Q)
-    at_k = tl.arange(0, BLOCK_K)
-    at_h = tl.arange(0, BLOCK_H)
+    at_q = block * block_q + tl.arange(0, block_q)
+    at_k = tl.arange(0, block_k)
+    at_h = tl.arange(0, block_h)
     is_size = at_h < size
     is_q = at_q < rows
     inside = is_q[:, None] & is_size[None, :]
@@ -80,11 +80,11 @@ def forward(
     keys += pair.to(tl.int64) * 2 * rows + at_q
     row_1 = tl.load(keys, mask=is_q, other=0)
     row_2 = tl.load(keys + rows, mask=is_q, other=0)
-    top = tl.full([BLOCK_Q], UNSEEN, tl.float32)
-    total = tl.zeros([BLOCK_Q], tl.float32)
-    found = tl.zeros([BLOCK_Q, BLOCK_H], tl.float32)
-    end = tl.where(is_causal != 0, tl.minimum(key_rows, (block + 1) * BLOCK_Q), key_rows)
-    for start in range(0, end, BLOCK_K):
+    top = tl.full([block_q], UNSEEN, tl.float32)
+    total = tl.zeros([block_q], tl.float32)
+    found = tl.zeros([block_q, block_h], tl.float32)
+    end = tl.where(is_causal != 0, tl.minimum(key_rows, (block + 1) * block_q), key_rows)
+    for start in range(0, end, block_k):
         k_rows = start + at_k
         is_k = k_rows < key_rows
         places_k = k_rows[:, None] * step + at_h[None, :]
@@ -116,7 +116,7 @@ def gradient_of_query(
     query, key, value, bias, keys, output, sums, gradient, of_query, products,
     rows, key_rows, heads, sharing, size, bias_stride, num_blocks, is_causal, drop_below,
     scale, keep_scale,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_H: tl.constexpr,
+    block_q: tl.constexpr, block_k: tl.constexpr, block_h: tl.constexpr,
 ):  # fmt: skip
     """Computes the query's gradient [B, T, N, H] and the sums [B, N, T] of output x gradient."""
     pid = tl.program_id(0)
@@ -126,9 +126,9 @@ def gradient_of_query(
     head = pair % heads
     key_heads = heads // sharing
 
-    at_q = block * BLOCK_Q + tl.arange(0, BLOCK_Q)
-    at_k = tl.arange(0, BLOCK_K)
-    at_h = tl.arange(0, BLOCK_H)
+    at_q = block * block_q + tl.arange(0, block_q)
+    at_k = tl.arange(0, block_k)
+    at_h = tl.arange(0, block_h)
     is_size = at_h < size
     is_q = at_q < rows
     inside = is_q[:, None] & is_size[None, :]
@@ -148,9 +148,9 @@ def gradient_of_query(
     keys += pair.to(tl.int64) * 2 * rows + at_q
     row_1 = tl.load(keys, mask=is_q, other=0)
     row_2 = tl.load(keys + rows, mask=is_q, other=0)
-    found = tl.zeros([BLOCK_Q, BLOCK_H], tl.float32)
-    end = tl.where(is_causal != 0, tl.minimum(key_rows, (block + 1) * BLOCK_Q), key_rows)
-    for start in range(0, end, BLOCK_K):
+    found = tl.zeros([block_q, block_h], tl.float32)
+    end = tl.where(is_causal != 0, tl.minimum(key_rows, (block + 1) * block_q), key_rows)
+    for start in range(0, end, block_k):
         k_rows = start + at_k
         is_k = k_rows < key_rows
         places_k = k_rows[:, None] * step + at_h[None, :]
@@ -176,7 +176,7 @@ def gradients_of_key(
     query, key, value, bias, keys, sums, gradient, products, of_key, of_value,
     rows, key_rows, heads, sharing, size, bias_stride, num_blocks, is_causal, drop_below,
     scale, keep_scale,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_H: tl.constexpr,
+    block_q: tl.constexpr, block_k: tl.constexpr, block_h: tl.constexpr,
 ):  # fmt: skip
     """Computes the gradients [B, S, N, H] of key and value, for each head of the query."""
     pid = tl.program_id(0)
@@ -186,10 +186,10 @@ def gradients_of_key(
     head = pair % heads
     key_heads = heads // sharing
 
-    column = tl.arange(0, BLOCK_K)
-    at_k = block * BLOCK_K + column
-    at_q = tl.arange(0, BLOCK_Q)
-    at_h = tl.arange(0, BLOCK_H)
+    column = tl.arange(0, block_k)
+    at_k = block * block_k + column
+    at_q = tl.arange(0, block_q)
+    at_h = tl.arange(0, block_h)
     is_size = at_h < size
     is_k = at_k < key_rows
     inside_k = is_k[:, None] & is_size[None, :]
@@ -201,15 +201,13 @@ def gradients_of_key(
 
     k = tl.load(key + first_key + places_k, mask=inside_k, other=0.0)
     v = tl.load(value + first_key + places_k, mask=inside_k, other=0.0)
-    b = tl.load(
-        bias + batch.to(tl.int64) * bias_stride + at_k, mask=is_k, other=float("-inf")
-    )
+    b = tl.load(bias + batch.to(tl.int64) * bias_stride + at_k, mask=is_k, other=float("-inf"))
     keys += pair.to(tl.int64) * 2 * rows
-    found_k = tl.zeros([BLOCK_K, BLOCK_H], tl.float32)
-    found_v = tl.zeros([BLOCK_K, BLOCK_H], tl.float32)
+    found_k = tl.zeros([block_k, block_h], tl.float32)
+    found_v = tl.zeros([block_k, block_h], tl.float32)
     # The first block of the query whose rows see a row of this block.
-    begin = tl.where(is_causal != 0, (block * BLOCK_K // BLOCK_Q) * BLOCK_Q, 0)
-    for start in range(begin, rows, BLOCK_Q):
+    begin = tl.where(is_causal != 0, (block * block_k // block_q) * block_q, 0)
+    for start in range(begin, rows, block_q):
         q_rows = start + at_q
         is_q = q_rows < rows
         places = q_rows[:, None] * step + at_h[None, :]
@@ -224,7 +222,7 @@ def gradients_of_key(
         p = tl.math.exp2(scores - log[None, :])
         row_1 = tl.load(keys + q_rows, mask=is_q, other=0)
         row_2 = tl.load(keys + rows + q_rows, mask=is_q, other=0)
-        bits = bits_of(row_1[None, :], row_2[None, :], block * BLOCK_K, column[:, None])
+        bits = bits_of(row_1[None, :], row_2[None, :], block * block_k, column[:, None])
         keep = bits >= drop_below
         found_v = tl.dot(tl.where(keep, p, 0.0).to(g.dtype), g, found_v)
         of_p = tl.where(keep, tl.dot(v, tl.trans(g)), 0.0)

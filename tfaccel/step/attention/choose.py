@@ -19,7 +19,7 @@ LEAST_CAPABILITY = (8, 0)  # of a GPU: Ampere
 LARGEST_HEAD, LARGEST_HEAD_BEFORE_HOPPER = 256, 128
 MULTIPLE_OF_HEAD = 8
 OF_CUDNN = re.compile(r"cuda_dnn\.cc|fmha|cudnn", re.IGNORECASE)  # in XLA's errors
-OF_TRITON = re.compile(r"triton|shared memory size limit", re.IGNORECASE)
+OF_TRITON = re.compile("triton", re.IGNORECASE)
 
 
 class Attentions:

@@ -175,9 +175,9 @@ def kernel(name: str, of: Attention, blocks: Blocks) -> str:
     ]
     text = _text(name)
     for each, value in {
-        "{BLOCK_Q}": blocks.query,
-        "{BLOCK_K}": blocks.key,
-        "{BLOCK_H}": _power_of_2(size),
+        "{block_q}": blocks.query,
+        "{block_k}": blocks.key,
+        "{block_h}": _power_of_2(size),
     }.items():
         text = text.replace(each, str(value))
     text = re.sub(r"\bbf16\b", _TYPES[of.dtype], text.replace("xbf16", "x" + _TYPES[of.dtype]))
