@@ -50,7 +50,7 @@ def bits_of(first, second, start, column):
 
 
 @triton.jit
-def forward(
+def attention_forward(
     query, key, value, bias, keys, output, sums,
     rows, key_rows, heads, sharing, size, bias_stride, num_blocks, is_causal, drop_below,
     scale, keep_scale,
@@ -112,7 +112,7 @@ def forward(
 
 
 @triton.jit
-def gradient_of_query(
+def attention_of_query(
     query, key, value, bias, keys, output, sums, gradient, of_query, products,
     rows, key_rows, heads, sharing, size, bias_stride, num_blocks, is_causal, drop_below,
     scale, keep_scale,
@@ -172,7 +172,7 @@ def gradient_of_query(
 
 
 @triton.jit
-def gradients_of_key(
+def attention_of_key(
     query, key, value, bias, keys, sums, gradient, products, of_key, of_value,
     rows, key_rows, heads, sharing, size, bias_stride, num_blocks, is_causal, drop_below,
     scale, keep_scale,
@@ -245,7 +245,7 @@ ARRAYS = {
     "query", "key", "value", "bias", "keys", "output", "sums", "gradient", "of_query", "products",
     "of_key", "of_value",
 }  # fmt: skip
-KERNELS = {"forward": forward, "of_query": gradient_of_query, "of_key": gradients_of_key}
+KERNELS = {"forward": attention_forward, "of_query": attention_of_query, "of_key": attention_of_key}
 
 
 def text_of(kernel, dtype: str = "bf16", sizes: dict[str, int] = SIZES) -> str:

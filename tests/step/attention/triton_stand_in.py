@@ -30,10 +30,10 @@ def call_module(text, arguments, results):
     assert numbers["bias_stride"] == (key.shape[1] if bias.shape[0] > 1 else 0)
     (name,) = re.findall(r'name = "(\w+)"', text)
     output, sums = attention(query, key, value, bias, keys, numbers)
-    if name == "forward":
+    if name == "attention_forward":
         found = [tf.cast(output, query.dtype), sums]
     else:
-        gradient = rest[2] if name == "gradient_of_query" else rest[1]
+        gradient = rest[2] if name == "attention_of_query" else rest[1]
         shared = int(numbers["sharing"])
         inputs = [query, *(tf.repeat(each, shared, axis=2) for each in (key, value))]
         with tf.GradientTape() as tape:
@@ -41,7 +41,7 @@ def call_module(text, arguments, results):
             output, _ = attention(*inputs, bias, keys, numbers)
             output = tf.cast(output, gradient.dtype)
         of_inputs = tape.gradient(output, inputs, output_gradients=gradient)
-        if name == "gradient_of_query":
+        if name == "attention_of_query":
             products = tf.cast(output, tf.float32) * tf.cast(gradient, tf.float32)
             found = [of_inputs[0], tf.transpose(tf.reduce_sum(products, -1), [0, 2, 1])]
         else:
