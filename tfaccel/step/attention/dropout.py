@@ -61,9 +61,9 @@ def dropout_attention(
     )
     keys = keys_of(of, tf.cast(seed, tf.uint32))
     output = attend(of, query, key, value, bias, keys)
-    return (
-        output if of_query is None else tf.where(tf.reshape(of_query, [-1, rows, 1, 1]), output, 0)
-    )
+    if of_query is None:
+        return output
+    return tf.where(tf.reshape(of_query, [-1, rows, 1, 1]), output, 0)
 
 
 def parts_of(
