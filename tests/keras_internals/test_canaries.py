@@ -1328,6 +1328,22 @@ def _():
     return rates[0]._dropout == rates[1].dropout == 0.5 and not hasattr(rates[1], "_dropout")
 
 
+@canary("_dropout_layer", "drops scores of a layer that trains, by one seed of its own generator")
+def _():
+    x, found = tf.ones((1, 3, 8)), []
+    for each in ATTENTIONS:
+        layer = attention_of(each, dropout=0.5)
+        generator = (layer(x, x), layer._dropout_layer.seed_generator)[1]
+        before = generator.state.value.numpy()
+        layer(x, x, training=True)
+        after, _ = generator.state.value.numpy(), generator.state.assign(before)
+        found += [
+            tuple(generator.next()) == tuple(before),
+            (generator.state.numpy() == after).all(),
+        ]
+    return all(found)
+
+
 @canary("_return_attention_scores", "is what GroupQueryAttention was called with")
 def _():
     x, layer = tf.ones((1, 3, 8)), attention_of(keras.layers.GroupQueryAttention)

@@ -1,6 +1,7 @@
 """Lets another function compute the attentions of Keras's and KerasHub's layers."""
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import sys
@@ -22,12 +23,14 @@ ASKED = "fused_attention_op_available"
 def attention_by(compute: Callable) -> Iterator[None]:
     """Within the context, a function computes what `keras.ops.dot_product_attention` is asked for.
 
-    Layers whose dropout does nothing, because they do not train, ask for it too.
+    Layers with dropout ask for it, too. While they train, the function's attribute `dropout` is
+    what to drop out, a `Dropout`; else it is None. The function raises `NoDropout` where it cannot
+    drop scores out. Then the layer computes its attention itself.
 
     Args:
       compute: a function of (direct, *args, **kwargs), where `direct(*args, **kwargs)` is Keras's
-        own function. Its methods `without_scores` and `without_dropout` are called where a layer
-        computes its attention itself, because it returns its scores or drops some out.
+        own function. Its method `without_scores` is called where a layer computes its attention
+        itself, because it returns its scores.
     """
     with contextlib.ExitStack() as patches:
         own = functools.partial(compute, nn.dot_product_attention)
@@ -42,8 +45,30 @@ def attention_by(compute: Callable) -> Iterator[None]:
         yield
 
 
+@dataclasses.dataclass
+class Dropout:
+    """What a layer that trains drops out of the scores of its attention.
+
+    Attributes:
+      rate: the share of the scores that is dropped, between 0 and 1.
+      draw: returns a seed, [2] integers, and moves on the layer's state, as Keras's dropout does.
+      is_taken: whether the function that computes the attention has dropped scores out.
+    """
+
+    rate: float
+    draw: Callable
+    is_taken: bool = False
+
+
+class NoDropout(Exception):  # noqa: N818
+    """The function that computes the attention cannot drop scores out of this one."""
+
+
 def _asking(compute_attention: Callable, compute: Callable) -> Callable:
-    """Returns a layer's method, for which the layer has no dropout if it does not train."""
+    """Returns a layer's method, for which the layer asks for an attention without dropout.
+
+    While the layer trains, `compute.dropout` is its dropout, which `compute` applies.
+    """
 
     signature = inspect.signature(compute_attention)
 
@@ -52,14 +77,27 @@ def _asking(compute_attention: Callable, compute: Callable) -> Callable:
         given = signature.bind(self, *args, **kwargs).arguments
         name = "_dropout" if hasattr(self, "_dropout") else "dropout"
         rate, training = getattr(self, name), given.get("training")
-        if given.get("return_attention_scores") or getattr(self, "_return_attention_scores", False):
+        has_scores = given.get("return_attention_scores") or getattr(
+            self, "_return_attention_scores", False
+        )
+        if has_scores:
             compute.without_scores()
-        elif rate and training:
-            compute.without_dropout()
-        if training or not rate:
+        dropout = None
+        if rate and training:
+            if has_scores or rate >= 1:
+                return compute_attention(self, *args, **kwargs)
+            dropout = Dropout(rate, self._dropout_layer.seed_generator.next)
+        elif not rate:
             return compute_attention(self, *args, **kwargs)
-        with patched(self, name, 0.0):
-            return compute_attention(self, *args, **kwargs)
+        with (
+            patched(self, name, 0.0),
+            patched(compute, "dropout", dropout),
+            contextlib.suppress(NoDropout),
+        ):
+            found = compute_attention(self, *args, **kwargs)
+            if dropout is None or dropout.is_taken:
+                return found
+        return compute_attention(self, *args, **kwargs)
 
     return method
 
