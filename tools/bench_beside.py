@@ -36,7 +36,7 @@ import tempfile
 from collections.abc import Sequence
 
 from bench_arms import networks
-from bench_arms.arm_process import ArmProcess
+from bench_arms.arm_process import ArmError, ArmProcess
 from bench_arms.call import UsageError, exit_code, whole
 from bench_arms.machine import TOOLS, environment_of, gpu_names, hardware
 
@@ -98,10 +98,7 @@ def measure(options: argparse.Namespace) -> int:
                 arms[key] = stack.enter_context(start(key, settings, options, scratch))
                 if options.one_by_one:
                     facts[key] = arms[key].ready(limit_s=LIMIT_S)
-        for key, arm in arms.items():
-            if key not in facts:
-                facts[key] = arm.ready(limit_s=LIMIT_S)
-            print(f"{'.'.join(key)}: {facts[key]['seconds_to_first_step']:.0f} s to its first step")
+        failed = wait_for(arms, facts)
         for _ in range(options.repeats):
             for key, arm in arms.items():
                 stretches.setdefault(key, []).append(arm.stretch(limit_s=LIMIT_S))
@@ -113,12 +110,30 @@ def measure(options: argparse.Namespace) -> int:
                 if "trace" in facts[key]["settings"]:
                     write_kernels(".".join(key), arm, facts[key]["settings"]["trace"], options)
     result = {
+        "failed": [".".join(key) for key in failed],
         "hardware": hardware(gpu_names(), num_used=1),
         "stretches": {".".join(key): each for key, each in stretches.items()},
         "arms": {".".join(key): each for key, each in facts.items()},
     }
     print(json.dumps(result))
-    return 0
+    return 1 if failed else 0
+
+
+def wait_for(arms: dict, facts: dict) -> list:
+    """Waits until all arms are set up; takes out the arms that fail, and returns their keys."""
+    failed = []
+    for key, arm in [*arms.items()]:
+        try:
+            if key not in facts:
+                facts[key] = arm.ready(limit_s=LIMIT_S)
+        except ArmError as error:
+            print(f"{'.'.join(key)}: {error}", flush=True)
+            failed.append(key)
+            del arms[key]
+            continue
+        seconds = facts[key]["seconds_to_first_step"]
+        print(f"{'.'.join(key)}: {seconds:.0f} s to its first step", flush=True)
+    return failed
 
 
 def start(

@@ -1361,7 +1361,7 @@ def _(monkeypatch):
 
     monkeypatch.setattr(keras.src.ops.nn, "_layer_normalization", noted)
     keras.layers.LayerNormalization(epsilon=0.5)(tf.ones((2, 3)))
-    return found == [(True, True, [1], 0.5, False)]
+    return found == [(True, True, [-1], 0.5, False)]
 
 
 @canary("_flash_attention", "is what a layer asks for, and False becomes None")
