@@ -287,6 +287,7 @@ REFUSED = {
     "its dtype is float32": {"dtype": "float32"},
     "neither causal nor the padding": {"mask": np.random.default_rng(0).random((B, T, T)) < 0.7},
     "of 8 and of 16 values differ": {"value_dim": 16},
+    "its key has one row": {"key_rows": 1},
 }
 
 
@@ -294,7 +295,7 @@ REFUSED = {
 def test_what_is_refused_is_plain(reason):
     """The layer computes it itself, and a line says why, once."""
     settings = {"key_dim": 8, "dtype": "bfloat16"} | REFUSED[reason]
-    mask = settings.pop("mask", None)
+    mask, key_rows = settings.pop("mask", None), settings.pop("key_rows", T)
     x = tf.constant(np.random.default_rng(0).normal(size=(B, T, 16)), settings["dtype"])
     attend, outputs = Attentions(), []
     for own in (attend, None):
@@ -304,7 +305,7 @@ def test_what_is_refused_is_plain(reason):
 
         @tf.function
         def run(x, own=own, layer=layer):
-            call = functools.partial(layer, x, x, attention_mask=mask, training=True)
+            call = functools.partial(layer, x, x[:, :key_rows], attention_mask=mask, training=True)
             if own is None:
                 return call()
             with attention_by(own):

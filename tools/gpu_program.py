@@ -1,0 +1,224 @@
+"""Shows the kernels that XLA makes of a training step on an H100, on a machine without a GPU.
+
+The program traces the step of a network of tools/bench_arms/networks.py with tfaccel's layers, and
+has it compiled for an H100 by the CUDA plugin of JAX, which needs no GPU for that. It prints the
+bytes that the kernels move, and the largest kernels. So you can see within a minute what a change
+does to layouts and fusions. It needs an environment with JAX, which is not one of tfaccel's:
+
+    uv venv /tmp/jax && uv pip install --python /tmp/jax/bin/python "jax[cuda12]==0.9.0"
+    uv run python tools/gpu_program.py vit_b16 --jax-python=/tmp/jax/bin/python --blocks=2
+
+XLA there is not that of TensorFlow, and it chooses without measuring: matrix products are Triton's
+here, and often cuBLAS's on a GPU. What was compared was alike: a ViT-B/16 had the same layouts and
+the same kernels beside its products in a dump from an H200 (TensorFlow 2.21, 2026-11-28).
+
+The step is on one replica, without loss scale and clipping, in mixed_bfloat16. Its attention is the
+flash kernels' unless --no-flash is given. Exit codes: 0 done; 1 JAX failed; 2 a mistake in the
+call.
+"""
+
+import argparse
+import collections
+import dataclasses
+import math
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+
+from bench_arms import networks
+
+BYTES = {"f64": 8, "s64": 8, "u64": 8, "f32": 4, "s32": 4, "u32": 4, "bf16": 2, "f16": 2}
+BYTES |= {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2}
+SHAPE = re.compile(rf"\b({'|'.join(BYTES)})\[([\d,]*)\]")
+INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
+NO_KERNELS = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while"}
+NO_KERNELS |= {"conditional", "call", "after-all", "copy-done"}
+# What is known of the GPU without one: XLA's GpuTargetConfig of an H100 SXM.
+H100 = """gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
+  shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
+  device_memory_size: 84942979072 shared_memory_per_block_optin: 232448
+  cuda_compute_capability { major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES }
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+}
+platform_name: "CUDA" dnn_version_info { major: 9 minor: 8 patch: 0 }
+runtime_version { major: 12 minor: 9 } device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+# Runs in JAX's environment: the serialized HLO, and the target.
+COMPILE = """
+import pathlib, sys
+import jax_plugins.xla_cuda12 as plugin
+from jax._src.interpreters import mlir
+from jax._src.lib import xla_client
+from jax._src.lib.mlir import ir
+from jaxlib import _jax
+
+(library,) = pathlib.Path(plugin.__path__[0]).glob("*.so")
+api = xla_client.load_pjrt_plugin_dynamically("cuda", str(library))
+xla_client.initialize_pjrt_plugin("cuda")
+target = pathlib.Path(sys.argv[2]).read_text()
+topology = xla_client.make_c_api_device_topology(
+    api, "h100", target_config=target, topology="1x1x1"
+)
+devices = tuple(topology._make_compile_only_devices())
+text = _jax.mlir.hlo_to_stablehlo(pathlib.Path(sys.argv[1]).read_bytes())
+with mlir.make_ir_context():
+    module = ir.Module.parse(text)
+options = xla_client.CompileOptions()
+options.num_replicas = options.num_partitions = 1
+devices[0].client.compile(module, _jax.DeviceList(devices), options)
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the tables; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("network", choices=networks.NETWORKS)
+    parser.add_argument("--jax-python", required=True, help="the Python interpreter that has JAX")
+    parser.add_argument("--blocks", type=int, help="instead of the network's")
+    parser.add_argument("--batch", type=int, help="instead of the network's")
+    parser.add_argument("--no-flash", action="store_true", help="the attention is Keras's")
+    parser.add_argument("--kernels", type=int, default=30, help="kernels to list (default: 30)")
+    parser.add_argument("--keep", type=pathlib.Path, help="a file for the optimized HLO")
+    options = parser.parse_args(arguments)
+    changes = {"blocks": options.blocks, "batch": options.batch}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    network = dataclasses.replace(networks.find(options.network, tiny=False), **changes)
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        (folder / "step.pb").write_bytes(traced(network, flash=not options.no_flash))
+        text = compiled(folder, options.jax_python)
+    if text is None:
+        return 1
+    if options.keep is not None:
+        options.keep.write_text(text)
+    for line in table(text, options.kernels):
+        print(line)
+    return 0
+
+
+def traced(network: networks.Network, *, flash: bool) -> bytes:
+    """Returns the serialized HLO of a step, as TensorFlow gives it to XLA."""
+    import keras
+    import tensorflow as tf
+    from bench_arms import keras_networks, ours_networks
+    from tensorflow.compiler.tf2xla.python import xla
+    from tensorflow.compiler.xla.service import hlo_pb2
+
+    from tfaccel.keras_internals.layer_paths import layer_paths
+    from tfaccel.step.attention.choose import Attentions
+
+    call_module = xla.call_module  # of modules for CUDA, which are traced on the CPU here
+    xla.call_module = lambda *a, **k: call_module(*a, **{**k, "disabled_checks": ["platform"]})
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    model = keras_networks.build(network)
+    optimizer, loss = ours_networks.optimizer(network), ours_networks.loss(network)
+    optimizer.build(model.trainable_variables)
+    attention = Attentions() if flash else None
+
+    @tf.function(jit_compile=True, autograph=False)
+    def step(x, y):
+        quick = layer_paths(xla=True, all_reduce=None, attention=attention, on_gpu=True)
+        with quick, tf.GradientTape() as tape:
+            if x.dtype == tf.uint8:
+                x = tf.cast(x, tf.float32) / 128 - 1
+            value = loss(y, model(x, training=True))
+            gradients = tape.gradient(value, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return value
+
+    inputs = specs(network, tf)
+    made = step.experimental_get_compiler_ir(*inputs)(stage="hlo_serialized", platform_name="CPU")
+    module = hlo_pb2.HloModuleProto.FromString(made)
+    for computation in module.computations:
+        for each in computation.instructions:
+            if each.opcode == "copy":  # StableHLO has none; in the same shape it does nothing
+                each.opcode = "reshape"
+    return module.SerializeToString()
+
+
+def specs(network: networks.Network, tf) -> tuple:
+    """Returns the shapes and dtypes of a batch."""
+    batch, size = network.batch, network.size
+    if network.kind in ("image", "mask"):
+        images = tf.TensorSpec((batch, size, size, 3), tf.uint8)
+        mask = tf.TensorSpec((batch, size, size, 1), tf.uint8)
+        return images, mask if network.kind == "mask" else tf.TensorSpec((batch,), tf.int32)
+    if network.kind == "weights":
+        return (tf.TensorSpec((1, 1), tf.float32),) * 2
+    tokens = tf.TensorSpec((batch, size), tf.int32)
+    return tokens, tokens if network.kind == "next" else tf.TensorSpec((batch,), tf.int32)
+
+
+def compiled(folder: pathlib.Path, python: str) -> str | None:
+    """Returns the optimized HLO of `step.pb` in a folder; None if JAX failed, after its error."""
+    (folder / "h100.txtpb").write_text(H100)
+    (folder / "compile.py").write_text(COMPILE)
+    flags = f"--xla_gpu_autotune_level=0 --xla_dump_hlo_as_text --xla_dump_to={folder / 'dump'}"
+    own = {"XLA_FLAGS": f"{flags} {os.environ.get('XLA_FLAGS', '')}", "JAX_PLATFORMS": "cpu"}
+    command = [python, *(str(folder / each) for each in ("compile.py", "step.pb", "h100.txtpb"))]
+    done = subprocess.run(command, env=os.environ | own, capture_output=True, text=True)
+    made = [*(folder / "dump").glob("*gpu_after_optimizations.txt")]
+    if done.returncode or not made:
+        print(f"gpu_program: error: JAX failed:\n{done.stderr[-3000:]}", file=sys.stderr)
+        return None
+    return max(made, key=lambda path: path.stat().st_size).read_text()
+
+
+def table(text: str, num_kernels: int) -> Iterator[str]:
+    """Yields the lines of the tables."""
+    sums, groups = collections.Counter(), {}
+    for name, shape, opcode, source, operands in kernels(text):
+        size = size_of(shape) + sum(map(size_of, operands))
+        kind = "products" if "gemm" in name or "dot" in opcode else "other kernels"
+        kind = "calls (cuDNN, cuBLAS)" if opcode == "custom-call" else kind
+        sums[kind] += size
+        sums[f"number of {kind}"] += 1
+        plain = re.sub(r"\{[^}]*\}", "", " ".join(operands))
+        group = groups.setdefault((source, shape), [0, 0, name, plain])
+        group[0] += size
+        group[1] += 1
+    for kind in [each for each in sums if not each.startswith("number")]:
+        yield f"{sums[kind] / 1e9:8.2f} GB in {sums[f'number of {kind}']:5d} {kind}"
+    yield "the most bytes: GB, kernels, a kernel's name, TensorFlow's operation, result, operands"
+    largest = sorted(groups.items(), key=lambda each: -each[1][0])[:num_kernels]
+    for (source, shape), (size, number, name, operands) in largest:
+        result = re.sub(r"\{[^}]*\}", "", shape)
+        line = f"{size / 1e9:8.2f} {number:4d} {name:32s} {source[-50:]} {result} <- {operands}"
+        yield line[:300]
+
+
+def kernels(text: str) -> Iterator[tuple[str, str, str, str, list[str]]]:
+    """Yields name, result, opcode, source and operands of each kernel of the step's computation.
+
+    The step's computation is the one that calls the most kernels.
+    """
+    computations = re.split(r"^(?=(?:ENTRY )?%?[\w.\-]+ .*\{$)", text, flags=re.MULTILINE)
+    step = max(computations, key=lambda each: len(re.findall(r" (?:fusion|custom-call)\(", each)))
+    found = [match.groups() for line in step.splitlines() if (match := INSTRUCTION.match(line))]
+    shapes = {name: shape for name, shape, _, _ in found}
+    for name, shape, opcode, rest in found:
+        if opcode in NO_KERNELS:
+            continue
+        given = re.findall(r"%([\w.\-]+)", rest.split("), ")[0])
+        source = re.search(r'op_name="([^"]*)"', rest)
+        plain = re.sub(r"[\d.]+", "#", source[1]) if source else ""  # all layers are one
+        yield name, shape, opcode, plain, [shapes[each] for each in given if each in shapes]
+
+
+def size_of(shape: str) -> int:
+    """Returns the bytes of a shape in HLO's text, of all parts of a tuple."""
+    parts = SHAPE.findall(shape)
+    return sum(BYTES[d] * math.prod(int(n) for n in axes.split(",") if n) for d, axes in parts)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
