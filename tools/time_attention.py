@@ -4,9 +4,9 @@
     python tools/time_attention.py blocks --limit=400  # each kernel, with several sizes of blocks
 
 `ways` has tfaccel's kernels, the plain computation with dropout, and cuDNN without dropout.
-`blocks` is for `blocks_of` in tfaccel/step/attention/dropout_calls.py. A time is that of one call out of 20
-in one XLA program, in milliseconds, the least of three runs. Exit codes: 0 done; 1 there is no GPU;
-2 a mistake in the call.
+`blocks` is for `blocks_of` in tfaccel/step/attention/dropout_calls.py. A time is that of one call
+out of 20 in one XLA program, in milliseconds, the least of three runs. Exit codes: 0 done; 1 there
+is no GPU; 2 a mistake in the call.
 """
 
 import argparse
