@@ -1,6 +1,7 @@
 """Batches of the user's own data, several in one launch, against the same ones one by one."""
 
 import functools
+import itertools
 import os
 import signal
 
@@ -178,7 +179,9 @@ def test_batches_may_be_any_nest(launches):
     assert_alike(ours, trained(1, fit(), make=named, xla=False))
 
 
-@pytest.mark.parametrize("kind", ["arrays", "a smaller last batch"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("arrays", marks=pytest.mark.slow), "a smaller last batch"]
+)
 def test_several_replicas_take_gathered_batches(kind, in_one_function, launches):
     fit, in_epoch = DATA[kind]
     ours = trained(4, fit(), make=without_draws, replicas=2)
@@ -468,14 +471,19 @@ def test_an_error_of_the_data_comes_after_the_steps_before_it(number, launches):
 
 def test_ctrl_c_stops_a_fit_that_waits_for_data():
     def stuck():
-        for index, batch in enumerate(endless()):
+        for index, batch in enumerate(itertools.islice(endless(), 2_000)):
             if index == 6:
                 os.kill(os.getpid(), signal.SIGINT)
             yield batch
 
     model = model_of(4, make=without_draws)
-    with pytest.raises(KeyboardInterrupt):
-        model.fit(stuck(), steps_per_epoch=1_000_000, verbose=0)
+    # A shell starts programs in the background with SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(stuck(), steps_per_epoch=1_000_000, verbose=0)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_pass_that_stops_half_way_is_not_continued():
