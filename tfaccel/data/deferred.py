@@ -60,6 +60,22 @@ class Deferred:
         return tf.function(make, autograph=False)({**own, **self.shared})
 
 
+def dividing(most: int, fit: int) -> tuple[int, str]:
+    """Returns the largest divisor of `most` up to `fit`, at least 1, and advice if it is 1.
+
+    Args:
+      most: the steps of an execution.
+      fit: the batches for which there is room.
+
+    Returns:
+      The number of batches of a launch, and the end of a sentence that says why; "" if it is not 1.
+    """
+    number = max((each for each in range(1, fit + 1) if most % each == 0), default=1)
+    if number > 1 or fit <= 1:
+        return number, ""
+    return 1, f", and no smaller number divides {most}; use steps_per_execution with divisors"
+
+
 def span(feed: Feed, number: int, *, most: int) -> range:
     """Returns the numbers of the batches in one span: consecutive batches of one epoch.
 

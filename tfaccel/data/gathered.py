@@ -28,7 +28,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfaccel.data.deferred import Deferred
+from tfaccel.data.deferred import Deferred, dividing
 from tfaccel.data.endings import ender
 from tfaccel.process.to_device import carried, copy_to, stack_to
 
@@ -112,14 +112,12 @@ def fitting(most: int, num_bytes: int) -> tuple[int, str]:
       The number, and a reason in words: `most` and "" if an execution is one launch.
     """
     fit = min(MOST_BYTES // max(num_bytes, 1), most)
-    number = max((each for each in range(1, fit + 1) if most % each == 0), default=1)
+    number, advice = dividing(most, fit)
     if number == most:
         return most, ""
     why = f"{most} batches would take {math.ceil(most * num_bytes / 2**20):,} MiB on a replica, "
     why += f"more than {MOST_BYTES >> 20:,} MiB"
-    if number == 1 and fit > 1:
-        why += f", and no smaller number divides {most}; use steps_per_execution with divisors"
-    return number, why
+    return number, why + advice
 
 
 def why_not(element_spec) -> str | None:

@@ -17,7 +17,7 @@ from tfaccel.common.errors import UserError
 from tfaccel.common.tables import in_figures
 from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig
 from tfaccel.data.choose import NUM_SAMPLED, Choice, choose_loader
-from tfaccel.data.deferred import Deferred
+from tfaccel.data.deferred import Deferred, dividing
 from tfaccel.data.feed import Feed
 from tfaccel.data.free_memory import all_bytes, mib
 from tfaccel.data.loaders.cache import cached
@@ -177,14 +177,12 @@ class ImageData:
         batch = HELD * sum(each.shape.num_elements() * each.dtype.size for each in self.spec)
         room = min(all_bytes(each) for each in devices)
         fit = min(int(TOGETHER_SHARE * room / batch), most)
-        number = max((each for each in range(1, fit + 1) if most % each == 0), default=1)
+        number, advice = dividing(most, fit)
         if number == most:
             return most, ""
         why = f"{most} batches would take up to {most * batch >> 20:,} MiB, more than "
         why += f"{TOGETHER_SHARE:.0%} of the GPU's {room >> 20:,} MiB"
-        if number == 1 and fit > 1:
-            why += f", and no smaller number divides {most}; use steps_per_execution with divisors"
-        return number, why
+        return number, why + advice
 
     def deferred(self, placement: Placement, feed: Feed, number: int) -> Iterator[Deferred]:
         """Returns a stream of one replica's batches, for launches of several steps.

@@ -160,8 +160,6 @@ class Attentions:
                 f"its heads have {size} values, which is no multiple of {MULTIPLE_OF_HEAD} up to "
                 f"{self._largest_head}"
             )
-        if key.shape[1] == 1:
-            return "its key has one row, of which the scores have no gradient"
         if bias is not None and has_gradient(bias):
             # That of the bias and the mask together, which cuDNN gets.
             shape = (
@@ -197,6 +195,8 @@ class Attentions:
             return f"its heads of {size} and of {value.shape[-1]} values differ"
         if heads % key.shape[2]:
             return f"its {heads} heads do not share {key.shape[2]} of the key evenly"
+        if key.shape[1] == 1:
+            return "its key has one row, of which the scores have no gradient"
         return None
 
 

@@ -100,8 +100,6 @@ def parts_of(
 def why_not(query: tf.Tensor, key: tf.Tensor, mask: tf.Tensor | None) -> str | None:
     """Returns why the kernels do not take these; None if they do. See `dropout_attention`."""
     rows, heads, size = query.shape[1:]
-    if key.shape[1] == 1:
-        return "its key has one row, of which the scores have no gradient"
     if size > LARGEST_HEAD or size % MULTIPLE_OF_HEAD:
         return (
             f"its heads have {size} values, which is no multiple of {MULTIPLE_OF_HEAD} up to "
