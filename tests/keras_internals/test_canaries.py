@@ -1364,6 +1364,21 @@ def _(monkeypatch):
     return found == [(True, True, [-1], 0.5, False)]
 
 
+@canary("nn.sparse_categorical_crossentropy", "calls tf.nn's by its name, with int64 labels")
+def _(monkeypatch):
+    found = []
+
+    def noted(labels, logits):
+        found.append((labels.dtype.name, logits.dtype.name, tuple(labels.shape)))
+        return tf.zeros(labels.shape)
+
+    monkeypatch.setattr(tf.nn, "sparse_softmax_cross_entropy_with_logits", noted)
+    of_logits = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    of_logits(tf.zeros((2, 1), tf.uint8), tf.zeros((2, 3), tf.bfloat16))
+    keras.losses.SparseCategoricalCrossentropy()(tf.zeros((2,), tf.int32), tf.ones((2, 3)))
+    return found == [("int64", "float32", (2,))] * 2
+
+
 @canary("_flash_attention", "is what a layer asks for, and False becomes None")
 def _():
     asked = (True, None, False)

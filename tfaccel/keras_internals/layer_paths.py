@@ -5,11 +5,13 @@ import functools
 from collections.abc import Callable
 
 import keras
+import tensorflow as tf
 from keras.src.backend.tensorflow import nn
 from keras.src.ops import nn as operations
 
 from tfaccel.keras_internals import batch_norm, convolution, einsum_dense, layer_norm, max_pooling
 from tfaccel.keras_internals.attention import attention_by
+from tfaccel.keras_internals.cross_entropy import gathered
 from tfaccel.keras_internals.gelu import gelu
 from tfaccel.keras_internals.patching import patched
 
@@ -44,6 +46,8 @@ def layer_paths(
             replace(pooling, "call", max_pooling.indexed)
             replace(keras.layers.EinsumDense, "call", einsum_dense.as_product)
             patches.enter_context(patched(nn, "gelu", gelu))
+            # Keras's sparse losses and metrics all call this function.
+            replace(tf.nn, "sparse_softmax_cross_entropy_with_logits", gathered)
             replace(operations, "_layer_normalization", layer_norm.one_pass)
             if on_gpu:
                 replace(keras.layers.LayerNormalization, "call", layer_norm.ordered)

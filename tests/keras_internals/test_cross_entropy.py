@@ -1,0 +1,198 @@
+"""The cross-entropy of a step that XLA compiles against TensorFlow's operation."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfaccel.keras_internals.cross_entropy import gathered
+from tfaccel.keras_internals.layer_paths import layer_paths
+
+PLAIN = tf.nn.sparse_softmax_cross_entropy_with_logits
+OURS = gathered(PLAIN)
+RANDOM = np.random.default_rng(0)
+
+
+def with_gradient(function, labels, logits, weights=None):
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        loss = function(labels=labels, logits=logits)
+        total = loss if weights is None else loss * weights
+    return loss, tape.gradient(total, logits)
+
+
+def compiled(function, labels, logits, weights=None):
+    run = tf.function(lambda *args: with_gradient(function, *args), jit_compile=True)
+    return run(labels, logits, weights)
+
+
+@pytest.mark.parametrize("run", [with_gradient, compiled], ids=["eager", "xla"])
+@pytest.mark.parametrize("shape", [(7, 5), (2, 3, 4), (6,), (3, 1), (1, 9), (0, 4)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [("float64", 1e-12), ("float32", 1e-6), ("float16", 2e-3), ("bfloat16", 2e-2)],
+)
+def test_alike_float64(run, shape, dtype, tolerance):
+    labels = tf.constant(RANDOM.integers(0, shape[-1], shape[:-1]), tf.int64)
+    logits = tf.cast(RANDOM.normal(size=shape) * 4, dtype)
+    weights = RANDOM.uniform(size=shape[:-1])
+    found = run(OURS, labels, logits, tf.cast(weights, dtype))
+    wanted = with_gradient(PLAIN, labels, tf.cast(logits, tf.float64), tf.constant(weights))
+    for each, other in zip(found, wanted, strict=True):
+        assert each.dtype == logits.dtype
+        assert each.shape == other.shape
+        np.testing.assert_allclose(tf.cast(each, tf.float64), other, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_labels_of_either_type(dtype):
+    logits = tf.constant(RANDOM.normal(size=(4, 3)))
+    labels = tf.constant([2, 0, 1, 1], dtype)
+    np.testing.assert_allclose(OURS(labels, logits), PLAIN(labels, logits), rtol=1e-12)
+
+
+def test_large_logits_keep_their_gradient():
+    labels, rows = tf.constant([1, 0]), np.array([[3e4, 3e4 - 1, -3e4], [-9e4, -9e4, 9e4]])
+    found = with_gradient(OURS, labels, tf.constant(rows, tf.float32))
+    wanted = with_gradient(PLAIN, labels, tf.constant(rows))
+    for each, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(each, other, rtol=1e-6, atol=1e-6)
+
+
+def test_gradients_of_the_gradient():
+    logits = tf.constant(RANDOM.normal(size=(4, 5)))
+    labels, along = tf.constant([0, 4, 2, 2]), tf.constant(RANDOM.normal(size=(4, 5)))
+
+    def second(function):
+        with tf.GradientTape() as outer:
+            outer.watch(logits)
+            _, gradient = with_gradient(function, labels, logits)
+            directed = tf.reduce_sum(gradient * along)
+        return outer.gradient(directed, logits)
+
+    found = second(OURS)
+    np.testing.assert_allclose(found, second(PLAIN), rtol=1e-10, atol=1e-12)
+    assert np.abs(found).max() > 0.01
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.0])
+def test_a_label_that_is_no_class_is_nan_as_in_xla(weight):
+    labels = tf.constant([0, -1, 2, 3, 2**40], tf.int64)
+    logits = tf.constant(RANDOM.normal(size=(5, 3)), tf.float32)
+    weights = tf.fill([5], weight)
+    wanted = compiled(PLAIN, labels, logits, weights)
+    for run in (compiled, with_gradient):
+        for each, other in zip(run(OURS, labels, logits, weights), wanted, strict=True):
+            np.testing.assert_allclose(each, other, rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(np.isnan(wanted[0]), [False, True, False, True, True])
+
+
+def test_a_logit_of_minus_infinity_is_no_nan():
+    labels, logits = tf.constant([0, 2]), tf.constant([[1.0, -np.inf, 2], [0, 0, -np.inf]])
+    wanted = compiled(PLAIN, labels, logits)
+    assert not np.isnan(wanted[0]).any()
+    for each, other in zip(compiled(OURS, labels, logits), wanted, strict=True):
+        np.testing.assert_allclose(each, other, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("labels", "logits"),
+    [
+        (np.zeros((3,), int), np.zeros((4, 2))),
+        (np.zeros((4, 1), int), np.zeros((4, 2))),
+        (0, 1.0),
+    ],
+)
+def test_what_does_not_fit_gets_tensorflows_error(labels, logits):
+    said = []
+    for function in (PLAIN, OURS):
+        with pytest.raises(ValueError, match="logits") as caught:
+            function(labels, logits)
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("num_labels", [1, 3])
+def test_sizes_that_do_not_fit_when_run_are_an_error(num_labels):
+    specs = [tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 2], tf.float32)]
+    run = tf.function(OURS, input_signature=specs, jit_compile=True)
+    assert run(np.zeros(4, int), np.zeros((4, 2), "float32")).shape == (4,)
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
+        run(np.zeros(num_labels, int), np.zeros((4, 2), "float32"))
+
+
+# Keras's losses in a step.
+
+LABELS = RANDOM.integers(0, 6, (4, 3))
+IGNORED = np.where(RANDOM.uniform(size=LABELS.shape) < 0.4, -1, LABELS)
+WEIGHTS = RANDOM.uniform(size=LABELS.shape).astype("float32")
+
+
+def of_logits(**settings):
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **settings)
+
+
+def of_softmax(y, logits, weights):
+    loss = keras.losses.SparseCategoricalCrossentropy()
+    return loss(y, keras.ops.softmax(logits), weights)
+
+
+def of_probabilities(y, logits, weights):
+    loss = keras.losses.SparseCategoricalCrossentropy()
+    return loss(y, keras.ops.softmax(logits) * 1.0, weights)
+
+
+def in_step(loss, y, x, weights, *, is_quick):
+    @tf.function(jit_compile=True)
+    def step(y, x, weights):
+        with layer_paths(xla=is_quick, all_reduce=None), tf.GradientTape() as tape:
+            tape.watch(x)
+            value = loss(y, x, weights)
+        return value, tape.gradient(value, x)
+
+    made = step.get_concrete_function(y, x, weights)
+    types = {each.type for each in made.graph.get_operations()}
+    assert ("SparseSoftmaxCrossEntropyWithLogits" in types) != is_quick
+    return step(y, x, weights)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
+@pytest.mark.parametrize(
+    ("loss", "y"),
+    [
+        pytest.param(of_logits(), LABELS, id="mean"),
+        pytest.param(of_logits(reduction="sum"), LABELS.astype("uint8"), id="sum"),
+        pytest.param(of_logits(reduction=None), LABELS.astype("float32"), id="none"),
+        pytest.param(of_logits(reduction="mean_with_sample_weight"), LABELS[..., None], id="own"),
+        pytest.param(of_logits(ignore_class=-1), IGNORED, id="ignored"),
+        pytest.param(of_softmax, LABELS, id="softmax"),
+        pytest.param(of_probabilities, LABELS, id="probabilities"),
+    ],
+)
+def test_keras_losses_in_a_step(loss, y, weights, dtype):
+    x = tf.cast(RANDOM.normal(size=(4, 3, 6)), dtype)
+    y, weights = tf.constant(y), None if weights is None else tf.constant(weights)
+    found = in_step(loss, y, x, weights, is_quick=True)
+    wanted = in_step(loss, y, x, weights, is_quick=False)
+    tolerance = {"float32": 1e-6, "bfloat16": 1e-2}[dtype]
+    for each, other in zip(found, wanted, strict=True):
+        assert each.dtype == other.dtype
+        assert np.isfinite(tf.cast(each, tf.float32)).all()
+        each, other = (tf.cast(one, tf.float32) for one in (each, other))
+        np.testing.assert_allclose(each, other, rtol=tolerance, atol=tolerance)
+
+
+def test_a_mean_over_rows_sums_no_row_and_class_at_once():
+    """XLA did, in any order: on a GPU it summed over the rows in the kernel of the gradient."""
+    y, x = tf.zeros([64], tf.int64), tf.zeros([64, 300])
+
+    def program(function):
+        def step(y, x):
+            return with_gradient(lambda **each: tf.reduce_mean(function(**each)), y, x)
+
+        made = tf.function(step, jit_compile=True).experimental_get_compiler_ir(y, x)
+        return made(stage="optimized_hlo")
+
+    assert "dimensions={0,1}, to_apply" in program(PLAIN)  # else this test shows nothing
+    assert "dimensions={0,1}, to_apply" not in program(OURS)
