@@ -268,6 +268,32 @@ def test_a_softmax_in_float16_is_found_before_a_cast(activation, last):
     expect(tfaccel.lint(model, (features(64, 16), np.arange(64) % 8), batch_size=64), *words)
 
 
+def decoder(reversible, **settings):
+    ids = keras.Input((6,), dtype="int32")
+    tokens = reversible(16, 8, name="tokens", **settings)
+    logits = tokens(tokens(ids), reverse=True)
+    return keras.Model(ids, layers.Activation("linear", dtype="float32")(logits))
+
+
+@pytest.mark.parametrize("library", ["keras", "keras_hub"])
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16", "float32"])
+def test_a_head_in_float32_is_found_where_the_rest_is_in_16_bits(setup, library, precision):
+    reversible = pytest.importorskip(library).layers.ReversibleEmbedding
+    setup(precision=precision)
+    dtype = precision.removeprefix("mixed_")
+    what = (
+        f"warning tokens: a head (reverse=True) in float32, though its policy computes in {dtype}"
+    )
+    expect(tfaccel.lint(decoder(reversible)), *([] if precision == "float32" else [what]))
+    for given in (dtype, "float32"):  # float32 may be meant
+        expect(tfaccel.lint(decoder(reversible, reverse_dtype=given)))
+    set_later = decoder(reversible)
+    set_later.get_layer("tokens").reverse_dtype = dtype
+    expect(tfaccel.lint(set_later))
+    untied = decoder(reversible, tie_weights=False)
+    expect(tfaccel.lint(untied), *([] if precision == "float32" else [what]))
+
+
 def test_attention_is_read_as_products():
     x = keras.Input((10, 32))
     model = keras.Model(x, layers.MultiHeadAttention(4, 8, name="mha")(x, x))

@@ -348,6 +348,19 @@ def test_outputs_in_16_bits():
     assert not found("linear", "float32", inside="float16")
 
 
+def test_a_head_in_float32_whose_policy_is_mixed():
+    def found(dtype, unset):
+        tokens = Layer("tokens", "ReversibleEmbedding", dtype=dtype, unset_reverse_dtype=unset)
+        return said(layers.float32_heads, facts_of(tokens))
+
+    what = "warning tokens: a head (reverse=True) in float32, though its policy computes in "
+    assert found("bfloat16", "float32") == [what + "bfloat16"]
+    assert found("float16", "float32") == [what + "float16"]
+    assert not found("float32", "float32")
+    assert not found("bfloat16", "bfloat16")  # a Keras that does as it says
+    assert not found("bfloat16", None)  # a table of embeddings, or a reverse_dtype is given
+
+
 def test_channels_first_and_scope():
     nchw = facts_of(conv(64, channels_first=True), conv(64))
     assert said(layers.channels_first, nchw) == [

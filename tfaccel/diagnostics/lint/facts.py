@@ -36,6 +36,8 @@ class Layer:
       window: (height, width) of a convolution's kernel, including its dilation.
       channels_first: whether it works on NCHW.
       momentum: the momentum of a trainable batch norm layer; None for all other layers.
+      unset_reverse_dtype: the dtype of the logits of a ReversibleEmbedding that is called in
+        reverse without a `reverse_dtype`; None for all other calls.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Layer:
     window: tuple[int, ...] = ()
     channels_first: bool = False
     momentum: float | None = None
+    unset_reverse_dtype: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

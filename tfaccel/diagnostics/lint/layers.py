@@ -184,6 +184,28 @@ def narrow_outputs(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def float32_heads(facts: Facts) -> Iterator[Finding]:
+    """Yields heads that a ReversibleEmbedding computes in float32 under a mixed policy.
+
+    An embedding keeps its weights in float32, and without a `reverse_dtype` nothing casts them.
+    """
+    for layer in facts.model.layers:
+        if layer.unset_reverse_dtype != "float32" or layer.dtype not in ("float16", "bfloat16"):
+            continue
+        yield Finding(
+            "warning",
+            layer.name,
+            f"a head (reverse=True) in float32, though its policy computes in {layer.dtype}",
+            f"reverse_dtype is None, and then Keras multiplies {layer.dtype} by the float32 "
+            f"weights, which gives float32; its documentation says {layer.dtype}",
+            "the product and its two gradients run in 16 bits, and the logits and their gradient "
+            "take half the bytes",
+            f"pass reverse_dtype='{layer.dtype}' to the layer, or set this attribute of a model "
+            "of KerasHub, such as backbone.token_embedding.reverse_dtype, before you compile; let "
+            "Activation('linear', dtype='float32') follow, if the logits are an output",
+        )
+
+
 def channels_first(facts: Facts) -> Iterator[Finding]:
     """Yields a finding on layers that work on NCHW."""
     layers = [each for each in facts.model.layers if each.channels_first]

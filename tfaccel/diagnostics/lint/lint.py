@@ -38,6 +38,7 @@ RULES = (
     layers.linear_chains,
     layers.outside_scope,
     layers.narrow_outputs,
+    layers.float32_heads,
     layers.channels_first,
     batches.few_rows_in_batch_norm,
     batches.late_averages,

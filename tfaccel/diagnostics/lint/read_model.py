@@ -159,6 +159,7 @@ def _layers(seen: Trace) -> tuple[Layer, ...]:
             window=_window(each),
             channels_first=getattr(each.layer, "data_format", None) == "channels_first",
             momentum=_momentum(each.layer),
+            unset_reverse_dtype=_unset_reverse_dtype(each),
         )
         for each in calls
     )
@@ -167,6 +168,18 @@ def _layers(seen: Trace) -> tuple[Layer, ...]:
 def _momentum(layer: keras.layers.Layer) -> float | None:
     is_trained = isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
     return layer.momentum if is_trained else None
+
+
+def _unset_reverse_dtype(call: Call) -> str | None:
+    """Returns the logits' dtype in a reverse call of an embedding without a `reverse_dtype`.
+
+    Earlier versions of KerasHub have a ReversibleEmbedding of their own, with the same attribute.
+    """
+    if getattr(call.layer, "reverse_dtype", "none such") is not None or not call.inputs:
+        return None
+    is_reverse = call.inputs[0].dtype.is_floating  # else they are ids
+    is_quantized = getattr(call.layer, "quantization_mode", None) is not None
+    return call.outputs[0].dtype.name if is_reverse and not is_quantized else None
 
 
 def _outputs(model: keras.Model, seen: Trace) -> tuple[Output, ...]:
