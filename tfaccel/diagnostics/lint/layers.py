@@ -187,7 +187,8 @@ def narrow_outputs(facts: Facts) -> Iterator[Finding]:
 def float32_heads(facts: Facts) -> Iterator[Finding]:
     """Yields heads that a ReversibleEmbedding computes in float32 under a mixed policy.
 
-    An embedding keeps its weights in float32, and without a `reverse_dtype` nothing casts them.
+    In a model, an embedding's weights stay float32, and without a `reverse_dtype` nothing casts
+    them. Outside of one Keras casts them, so a layer that is called by itself tells nothing.
     """
     for layer in facts.model.layers:
         if layer.unset_reverse_dtype != "float32" or layer.dtype not in ("float16", "bfloat16"):
