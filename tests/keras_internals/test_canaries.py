@@ -1390,6 +1390,20 @@ def _():
     return all(each[:2] == [True, None] and not each[2] for each in found)
 
 
+@canary("xla.variadic_reduce", "reduces several tensors with one function of scalars")
+def _():
+    def joined(top, total, other_top, other_total):
+        return tf.maximum(top, other_top), total + other_total
+
+    @tf.function(jit_compile=True)
+    def reduced(x, y):
+        made = tf.function(joined).get_concrete_function(*[tf.TensorSpec([])] * 4)
+        return xla.variadic_reduce([x, y], [-9.0, 0.0], [1], made)
+
+    top, total = reduced(tf.constant([[1.0, 3, 2]]), tf.constant([[1.0, 5, 6]]))
+    return (top.numpy().tolist(), total.numpy().tolist()) == ([3.0], [12.0])
+
+
 @canary("xla.call_module", "puts StableHLO into a compiled function")
 def _():
     text = """module @m { func.func public @main(%x: tensor<2xf32>) -> (tensor<2xf32>) {

@@ -1,16 +1,25 @@
 """The cross-entropy of a step that XLA compiles against TensorFlow's operation."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfaccel.keras_internals import cross_entropy
 from tfaccel.keras_internals.cross_entropy import gathered
 from tfaccel.keras_internals.layer_paths import layer_paths
 
 PLAIN = tf.nn.sparse_softmax_cross_entropy_with_logits
 OURS = gathered(PLAIN)
+ON_GPU = gathered(PLAIN, on_gpu=True)
 RANDOM = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def few_classes_are_many(monkeypatch):
+    monkeypatch.setattr(cross_entropy, "_MANY_CLASSES", 2)
 
 
 def with_gradient(function, labels, logits, weights=None):
@@ -26,17 +35,25 @@ def compiled(function, labels, logits, weights=None):
     return run(labels, logits, weights)
 
 
-@pytest.mark.parametrize("run", [with_gradient, compiled], ids=["eager", "xla"])
+# What is for GPUs, XLA compiles for the CPU as well.
+FORMS = [
+    pytest.param(with_gradient, OURS, id="eager"),
+    pytest.param(compiled, OURS, id="xla"),
+    pytest.param(compiled, ON_GPU, id="one_read"),
+]
+
+
+@pytest.mark.parametrize(("run", "ours"), FORMS)
 @pytest.mark.parametrize("shape", [(7, 5), (2, 3, 4), (6,), (3, 1), (1, 9), (0, 4)])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
     [("float64", 1e-12), ("float32", 1e-6), ("float16", 2e-3), ("bfloat16", 2e-2)],
 )
-def test_alike_float64(run, shape, dtype, tolerance):
+def test_alike_float64(run, ours, shape, dtype, tolerance):
     labels = tf.constant(RANDOM.integers(0, shape[-1], shape[:-1]), tf.int64)
     logits = tf.cast(RANDOM.normal(size=shape) * 4, dtype)
     weights = RANDOM.uniform(size=shape[:-1])
-    found = run(OURS, labels, logits, tf.cast(weights, dtype))
+    found = run(ours, labels, logits, tf.cast(weights, dtype))
     wanted = with_gradient(PLAIN, labels, tf.cast(logits, tf.float64), tf.constant(weights))
     for each, other in zip(found, wanted, strict=True):
         assert each.dtype == logits.dtype
@@ -51,18 +68,21 @@ def test_labels_of_either_type(dtype):
     np.testing.assert_allclose(OURS(labels, logits), PLAIN(labels, logits), rtol=1e-12)
 
 
-def test_large_logits_keep_their_gradient():
+@pytest.mark.parametrize(("run", "ours"), FORMS)
+def test_large_logits_keep_their_gradient(run, ours):
     labels, rows = tf.constant([1, 0]), np.array([[3e4, 3e4 - 1, -3e4], [-9e4, -9e4, 9e4]])
-    found = with_gradient(OURS, labels, tf.constant(rows, tf.float32))
+    found = run(ours, labels, tf.constant(rows, tf.float32))
     wanted = with_gradient(PLAIN, labels, tf.constant(rows))
     for each, other in zip(found, wanted, strict=True):
         np.testing.assert_allclose(each, other, rtol=1e-6, atol=1e-6)
 
 
-def test_gradients_of_the_gradient():
+@pytest.mark.parametrize("ours", [OURS, ON_GPU])
+def test_gradients_of_the_gradient(ours):
     logits = tf.constant(RANDOM.normal(size=(4, 5)))
     labels, along = tf.constant([0, 4, 2, 2]), tf.constant(RANDOM.normal(size=(4, 5)))
 
+    @functools.partial(tf.function, jit_compile=True)
     def second(function):
         with tf.GradientTape() as outer:
             outer.watch(logits)
@@ -70,7 +90,7 @@ def test_gradients_of_the_gradient():
             directed = tf.reduce_sum(gradient * along)
         return outer.gradient(directed, logits)
 
-    found = second(OURS)
+    found = second(ours)
     np.testing.assert_allclose(found, second(PLAIN), rtol=1e-10, atol=1e-12)
     assert np.abs(found).max() > 0.01
 
@@ -81,18 +101,34 @@ def test_a_label_that_is_no_class_is_nan_as_in_xla(weight):
     logits = tf.constant(RANDOM.normal(size=(5, 3)), tf.float32)
     weights = tf.fill([5], weight)
     wanted = compiled(PLAIN, labels, logits, weights)
-    for run in (compiled, with_gradient):
-        for each, other in zip(run(OURS, labels, logits, weights), wanted, strict=True):
+    for run, ours in [each.values for each in FORMS]:
+        for each, other in zip(run(ours, labels, logits, weights), wanted, strict=True):
             np.testing.assert_allclose(each, other, rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(np.isnan(wanted[0]), [False, True, False, True, True])
 
 
-def test_a_logit_of_minus_infinity_is_no_nan():
-    labels, logits = tf.constant([0, 2]), tf.constant([[1.0, -np.inf, 2], [0, 0, -np.inf]])
+@pytest.mark.parametrize(("run", "ours"), FORMS)
+def test_infinite_logits_are_as_in_xla(run, ours):
+    inf = np.inf
+    rows = [[1, -inf, 2, -inf, -inf], [0, 0, 1, -inf, -inf], [-inf] * 5, [0, inf, 0, 0, 0]]
+    rows += [[np.nan, 0, 0, 0, 0], [inf, inf, 0, 0, 0]]
+    labels, logits = tf.constant([0, 3, 1, 2, 1, 2]), tf.constant(rows, tf.float32)
     wanted = compiled(PLAIN, labels, logits)
-    assert not np.isnan(wanted[0]).any()
-    for each, other in zip(compiled(OURS, labels, logits), wanted, strict=True):
+    assert np.isfinite(wanted[0][0])
+    assert np.isinf(wanted[0][1])
+    assert np.isnan(wanted[0][2:]).all()
+    for each, other in zip(run(ours, labels, logits), wanted, strict=True):
         np.testing.assert_allclose(each, other, rtol=1e-6)
+
+
+def test_rows_of_many_classes_are_read_once():
+    logits = tf.constant(RANDOM.normal(size=(3, 50_257)) * 5, tf.bfloat16)
+    labels = tf.constant([0, 50_256, 7], tf.int64)
+    wanted = with_gradient(PLAIN, labels, tf.cast(logits, tf.float64))
+    found = compiled(ON_GPU, labels, tf.cast(logits, tf.float32))
+    # Here XLA adds the powers one after the other; each sum is rounded.
+    for each, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(each, other, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize(

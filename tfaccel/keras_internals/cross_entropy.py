@@ -3,17 +3,25 @@
 TensorFlow expands its operation for XLA into a one-hot product, summed over the classes. The mean
 over a batch then becomes a sum over rows and classes, which XLA takes in the order that it likes.
 In a decoder it summed over the rows first, in the kernel that writes the gradient.
+
+The largest logit of a row and the sum of its powers are two reads of the logits. On a GPU they are
+one for rows of many classes.
 """
 
 import functools
 from collections.abc import Callable
 
 import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla
 
 from tfaccel.keras_internals.row_operations import noticing
 
+# From this number of classes on, the reads of the logits are kernels of their own on a GPU. XLA
+# joins the sums over 21 classes, as of a U-Net, with what is around them.
+_MANY_CLASSES = 4096
 
-def gathered(plain: Callable) -> Callable:
+
+def gathered(plain: Callable, *, on_gpu: bool = False) -> Callable:
     """Returns a replacement of `tf.nn.sparse_softmax_cross_entropy_with_logits`.
 
     It gathers each label's logit, and has a gradient of one pass. It computes in float32 at least.
@@ -22,6 +30,7 @@ def gathered(plain: Callable) -> Callable:
 
     Args:
       plain: TensorFlow's function, which gets what is not of this form, and so raises its errors.
+      on_gpu: whether XLA compiles the function for a GPU.
     """
 
     @functools.wraps(plain)
@@ -31,7 +40,9 @@ def gathered(plain: Callable) -> Callable:
             return plain(labels=labels, logits=logits, name=name)
         with noticing(on=False), tf.name_scope(name or "sparse_cross_entropy"):
             rows = tf.reshape(logits, [-1, logits.shape[-1]])
-            loss = _of_rows(rows, tf.reshape(labels, [-1]))
+            one_read = on_gpu and logits.shape[-1] >= _MANY_CLASSES
+            of_rows = _of_rows(_in_one_read if one_read else _sums)
+            loss = of_rows(rows, tf.reshape(labels, [-1]))
             return tf.ensure_shape(tf.reshape(loss, tf.shape(labels)), labels.shape)
 
     return cross_entropy
@@ -46,31 +57,64 @@ def _fit(labels: tf.Tensor, logits: tf.Tensor) -> bool:
     return bool(logits.shape[-1]) and labels.shape.is_compatible_with(logits.shape[:-1])
 
 
-@tf.custom_gradient
-def _of_rows(logits, labels):
-    """Takes logits [rows, classes] and labels [rows]; returns [rows] in the logits' dtype."""
-    is_class = (labels >= 0) & (labels < logits.shape[-1])
-    index = tf.cast(tf.where(is_class, labels, 0), tf.int32)
-    nan = tf.constant(float("nan"), _wide(logits).dtype)
+def _of_rows(sums: Callable) -> Callable:
+    """Returns the loss of logits [rows, classes] and labels [rows], as [rows] in their dtype."""
 
-    def backward(gradient):
-        wide = _wide(logits)
-        top, log_sum = _sums(wide)  # again, for a gradient of this gradient; XLA has it once
-        scale = tf.where(is_class, _wide(gradient), nan)
-        of_class = tf.one_hot(index, logits.shape[-1], dtype=wide.dtype)
-        of_logits = (tf.exp(wide - top - log_sum) - of_class) * scale[:, tf.newaxis]
-        return tf.cast(of_logits, logits.dtype), None
+    @tf.custom_gradient
+    def of_rows(logits, labels):
+        is_class = (labels >= 0) & (labels < logits.shape[-1])
+        index = tf.cast(tf.where(is_class, labels, 0), tf.int32)
+        nan = tf.constant(float("nan"), _wide(logits).dtype)
 
-    top, log_sum = _sums(_wide(logits))
-    chosen = _wide(tf.gather(logits, index, batch_dims=1))
-    loss = tf.where(is_class, (log_sum - (chosen[:, tf.newaxis] - top))[:, 0], nan)
-    return tf.cast(loss, logits.dtype), backward
+        def backward(gradient):
+            wide = _wide(logits)
+            top, log_sum = sums(wide)  # again, for a gradient of this gradient; XLA has it once
+            scale = tf.where(is_class, _wide(gradient), nan)
+            of_class = tf.one_hot(index, logits.shape[-1], dtype=wide.dtype)
+            of_logits = (tf.exp(wide - top - log_sum) - of_class) * scale[:, tf.newaxis]
+            return tf.cast(of_logits, logits.dtype), None
+
+        top, log_sum = sums(_wide(logits))
+        chosen = _wide(tf.gather(logits, index, batch_dims=1))
+        loss = tf.where(is_class, (log_sum - (chosen[:, tf.newaxis] - top))[:, 0], nan)
+        return tf.cast(loss, logits.dtype), backward
+
+    return of_rows
 
 
 def _sums(wide: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns each row's largest logit, and log(sum(exp(logits - largest))); both [rows, 1]."""
+    """Returns each row's largest logit, and log(sum(exp(logits - largest))); both [rows, 1].
+
+    The largest has no gradient, because what is computed of both does not depend on it.
+    """
     top = tf.stop_gradient(tf.reduce_max(wide, axis=-1, keepdims=True))
     return top, tf.math.log(tf.reduce_sum(tf.exp(wide - top), axis=-1, keepdims=True))
+
+
+@tf.custom_gradient
+def _in_one_read(wide):
+    """Returns what `_sums` does. Only XLA can compute it."""
+
+    def backward(_, gradient):
+        top, log_sum = _in_one_read(wide)
+        return tf.exp(wide - top - log_sum) * gradient
+
+    scalars = [tf.TensorSpec([], wide.dtype)] * 4
+    joined = tf.function(_joined, autograph=False).get_concrete_function(*scalars)
+    lowest = tf.constant(wide.dtype.min, wide.dtype)
+    # The difference of two infinite logits would be NaN. A mask makes some that are -infinity.
+    given = [tf.maximum(wide, lowest), tf.ones_like(wide)]
+    top, total = xla.variadic_reduce(given, [lowest, tf.zeros_like(lowest)], [1], joined)
+    total = tf.where(tf.abs(top) < wide.dtype.max, total, float("nan"))  # as in `_sums`
+    return (top[:, tf.newaxis], tf.math.log(total)[:, tf.newaxis]), backward
+
+
+def _joined(top, total, other_top, other_total):
+    """Joins two parts of a row: the largest logit, and the sum of exp(logits - largest)."""
+    factor = tf.exp(-tf.abs(top - other_top))  # of the part whose largest is smaller
+    is_first = top >= other_top
+    sums = tf.where(is_first, total + other_total * factor, total * factor + other_total)
+    return tf.maximum(top, other_top), sums
 
 
 def _wide(x: tf.Tensor) -> tf.Tensor:

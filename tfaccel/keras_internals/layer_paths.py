@@ -47,7 +47,8 @@ def layer_paths(
             replace(keras.layers.EinsumDense, "call", einsum_dense.as_product)
             patches.enter_context(patched(nn, "gelu", gelu))
             # Keras's sparse losses and metrics all call this function.
-            replace(tf.nn, "sparse_softmax_cross_entropy_with_logits", gathered)
+            cross_entropy = functools.partial(gathered, on_gpu=on_gpu)
+            replace(tf.nn, "sparse_softmax_cross_entropy_with_logits", cross_entropy)
             replace(operations, "_layer_normalization", layer_norm.one_pass)
             if on_gpu:
                 replace(keras.layers.LayerNormalization, "call", layer_norm.ordered)
