@@ -199,19 +199,61 @@ def table(text: str, num_kernels: int) -> Iterator[str]:
 def kernels(text: str) -> Iterator[tuple[str, str, str, str, list[str]]]:
     """Yields name, result, opcode, source and operands of each kernel of the step's computation.
 
-    The step's computation is the one that calls the most kernels.
+    The step's computation is the one that calls the most kernels. Of an operand that a kernel only
+    gathers from, the shape is what it gathers.
     """
     computations = re.split(r"^(?=(?:ENTRY )?%?[\w.\-]+ .*\{$)", text, flags=re.MULTILINE)
+    names = [re.match(r"(?:ENTRY )?%?([\w.\-]+) ", each) for each in computations]
+    fused = {name[1]: text for name, text in zip(names, computations, strict=True) if name}
     step = max(computations, key=lambda each: len(re.findall(r" (?:fusion|custom-call)\(", each)))
     found = [match.groups() for line in step.splitlines() if (match := INSTRUCTION.match(line))]
     shapes = {name: shape for name, shape, _, _ in found}
     for name, shape, opcode, rest in found:
         if opcode in NO_KERNELS:
             continue
-        given = re.findall(r"%([\w.\-]+)", rest.split("), ")[0])
+        given = operands_of(rest)
+        calls = re.search(r"calls=%?([\w.\-]+)", rest)
+        read = gathered(fused.get(calls[1], "")) if calls else {}
         source = re.search(r'op_name="([^"]*)"', rest)
         plain = re.sub(r"[\d.]+", "#", source[1]) if source else ""  # all layers are one
-        yield name, shape, opcode, plain, [shapes[each] for each in given if each in shapes]
+        sizes = [read.get(at, shapes.get(each)) for at, each in enumerate(given)]
+        yield name, shape, opcode, plain, [each for each in sizes if each is not None]
+
+
+def operands_of(rest: str) -> list[str]:
+    """Returns the names of an instruction's operands; `rest` is what follows its "("."""
+    return re.findall(r"%([\w.\-]+)", rest.split("), ")[0])
+
+
+def gathered(computation: str) -> dict[int, str]:
+    """Returns the shapes that a fused computation gathers from its parameters, by their numbers.
+
+    A parameter that is also used otherwise is not among them.
+    """
+    found = [
+        match.groups() for line in computation.splitlines() if (match := INSTRUCTION.match(line))
+    ]
+    users = collections.defaultdict(list)
+    for name, shape, opcode, rest in found:
+        for at, each in enumerate(operands_of(rest)):
+            users[each].append((name, shape, opcode, at))
+    shapes = {}
+    for name, shape, opcode, rest in found:
+        if opcode != "parameter":
+            continue
+        uses, ends = [*users[name]], []
+        while uses:
+            user, *end = uses.pop()
+            if end[1] in ("convert", "bitcast"):
+                uses += users[user]
+            else:
+                ends.append(end)
+        if ends and all(end[1:] == ["gather", 0] for end in ends):
+            dtype = shape.partition("[")[0]
+            shapes[int(rest.partition(")")[0])] = " ".join(
+                f"{dtype}[{end[0].partition('[')[2]}" for end in ends
+            )
+    return shapes
 
 
 def size_of(shape: str) -> int:

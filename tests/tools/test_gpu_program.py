@@ -42,6 +42,31 @@ def test_bytes_of_kernels(gpu_program):
     assert gpu_program.size_of("bf16[]") == 2
 
 
+def test_a_kernel_reads_only_what_it_gathers(gpu_program):
+    program = """HloModule step
+
+%fused_gather (p.0: bf16[512,8], p.1: s32[4,1], p.2: f32[16]) -> f32[4,8] {
+  %p.1 = s32[4,1]{1,0} parameter(1)
+  %p.0 = bf16[512,8]{1,0} parameter(0)
+  %convert.1 = f32[512,8]{1,0} convert(%p.0)
+  %p.2 = f32[16]{0} parameter(2)
+  %gather.2 = f32[4]{0} gather(%p.2, %p.1), slice_sizes={1}
+  %sum.1 = f32[] reduce(%p.2, %gather.2), dimensions={0}
+  ROOT %gather.1 = f32[4,8]{1,0} gather(%convert.1, %p.1), offset_dims={1}, slice_sizes={1,8}
+}
+
+ENTRY %main (x: bf16[512,8], i: s32[4,1], y: f32[16]) -> f32[4,8] {
+  %x = bf16[512,8]{1,0} parameter(0)
+  %i = s32[4,1]{1,0} parameter(1)
+  %y = f32[16]{0} parameter(2)
+  ROOT %gather_fusion = f32[4,8]{1,0} fusion(%x, %i, %y), kind=kLoop, calls=%fused_gather
+}
+"""
+    ((*_, operands),) = gpu_program.kernels(program)
+    sizes = [gpu_program.size_of(each) for each in operands]
+    assert sizes == [2 * 4 * 8, 4 * 4, 4 * 16]
+
+
 def test_the_table_has_each_kind(gpu_program):
     lines = list(gpu_program.table(HLO, 2))
     assert [line.split()[-1] for line in lines[:2]] == ["kernels", "products"]
