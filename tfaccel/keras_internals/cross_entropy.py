@@ -29,7 +29,7 @@ def gathered(plain: Callable, *, on_gpu: bool = False) -> Callable:
     of TensorFlow's operation.
 
     Args:
-      plain: TensorFlow's function, which gets what is not of this form, and so raises its errors.
+      plain: TensorFlow's function, which computes all other forms, and raises the errors.
       on_gpu: whether XLA compiles the function for a GPU.
     """
 
@@ -58,7 +58,11 @@ def _fit(labels: tf.Tensor, logits: tf.Tensor) -> bool:
 
 
 def _of_rows(sums: Callable) -> Callable:
-    """Returns the loss of logits [rows, classes] and labels [rows], as [rows] in their dtype."""
+    """Returns a function of logits [rows, classes] and labels [rows]: the losses [rows].
+
+    Args:
+      sums: computes what `_sums` does.
+    """
 
     @tf.custom_gradient
     def of_rows(logits, labels):
