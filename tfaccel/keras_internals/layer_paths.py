@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable
 
 import keras
+import tensorflow as tf
 from keras.src.backend.tensorflow import nn
 from keras.src.ops import nn as operations
 
@@ -47,8 +48,7 @@ def layer_paths(
             replace(keras.layers.EinsumDense, "call", einsum_dense.as_product)
             patches.enter_context(patched(nn, "gelu", gelu or gelu_in_xla.gelu))
             if gelu is not None:
-                replace(keras.layers.Dense, "call", gelu.of_layer)
-                replace(keras.layers.EinsumDense, "call", gelu.of_layer)
+                replace(tf.nn, "bias_add", gelu.with_bias)
             replace(operations, "_layer_normalization", layer_norm.one_pass)
             if on_gpu:
                 replace(keras.layers.LayerNormalization, "call", layer_norm.ordered)

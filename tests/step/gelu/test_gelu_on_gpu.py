@@ -1,12 +1,14 @@
 """GELU by the kernels themselves, beside float64 and beside XLA's."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfaccel
-from tfaccel.step.gelu.gelu import bias_gelu
+from tfaccel.step.gelu.gelu import bias_gelu, with_bias
 
 pytestmark = pytest.mark.gpu
 
@@ -19,6 +21,10 @@ def exact(x, approximate):
     if approximate:
         return 0.5 * x * (1 + tf.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
     return 0.5 * x * (1 + tf.math.erf(x * np.sqrt(0.5)))
+
+
+def by_kernels(approximate, x, bias):
+    return bias_gelu(with_bias(x, bias), x, bias, approximate=approximate)
 
 
 def with_gradients(function, x, bias, gradient):
@@ -40,8 +46,7 @@ def test_beside_float64(dtype, shape, approximate):
 
     @tf.function(jit_compile=True)
     def run(x, bias, gradient):
-        kernels = lambda x, bias: bias_gelu(x, bias, approximate=approximate)  # noqa: E731
-        return with_gradients(kernels, x, bias, gradient)
+        return with_gradients(functools.partial(by_kernels, approximate), x, bias, gradient)
 
     found = run(x, bias, gradient)
     with tf.device("/cpu:0"):
@@ -63,8 +68,7 @@ def test_extreme_numbers(dtype, approximate):
 
     @tf.function(jit_compile=True)
     def run(x, bias, gradient):
-        kernels = lambda x, bias: bias_gelu(x, bias, approximate=approximate)  # noqa: E731
-        return with_gradients(kernels, x, bias, gradient)
+        return with_gradients(functools.partial(by_kernels, approximate), x, bias, gradient)
 
     y, of_x, of_bias = run(x, tf.zeros(8, dtype), tf.ones((1, 8), dtype))
     y, of_x = (tf.cast(each, tf.float32).numpy()[0] for each in (y, of_x))
@@ -82,7 +86,7 @@ def test_training(precision, caplog):
     y = (x @ draw.normal(size=(32, 4))).argmax(1)
     losses = []
     for xla in (True, False):
-        run = tfaccel.setup(precision=precision, xla=xla, num_gpus=1)
+        run = tfaccel.setup(precision=precision, xla=xla, gpu_ids=range(1))
         keras.utils.set_random_seed(0)
         with run.scope():
             inputs = keras.Input((32,))
@@ -90,7 +94,7 @@ def test_training(precision, caplog):
             hidden = keras.layers.Activation("gelu")(keras.layers.Dense(64)(hidden))
             model = keras.Model(inputs, keras.layers.Dense(4, dtype="float32")(hidden))
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-            run.compile(model, optimizer=keras.optimizers.SGD(0.1), loss=loss)
+        run.compile(model, keras.optimizers.SGD(0.1), loss)
         found = model.fit(x, y, batch_size=64, epochs=5, shuffle=False, verbose=0)
         losses.append(found.history["loss"])
     assert losses[0][-1] < 0.7 * losses[0][0]

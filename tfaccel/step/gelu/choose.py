@@ -1,6 +1,5 @@
 """Decides which kernels compute the GELUs of a traced step, and says so."""
 
-import contextlib
 import functools
 import logging
 import re
@@ -13,7 +12,7 @@ from tfaccel.keras_internals.gelu import gelu
 from tfaccel.step import triton_calls
 from tfaccel.step.capability import LEAST_CAPABILITY, least_capability
 from tfaccel.step.gelu.calls import LARGEST, MULTIPLE_OF_COLUMNS
-from tfaccel.step.gelu.gelu import bias_gelu, gelu_of_sum
+from tfaccel.step.gelu.gelu import bias_gelu, with_bias
 
 log = logging.getLogger("tfaccel")
 
@@ -21,6 +20,7 @@ OF_TRITON = re.compile("triton", re.IGNORECASE)  # in XLA's errors
 # XLA joins a GELU with what computes its input, unless that is one of these. Then tfaccel's kernel,
 # which XLA joins with nothing, reads no more than XLA's.
 PRODUCTS = {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "Conv2D"}
+_TERMS = "_tfaccel_terms"  # of a sum: what was added
 RESHAPES = {"Reshape", "Identity", "Squeeze", "ExpandDims"}
 
 
@@ -33,7 +33,6 @@ class Gelus:
     def __init__(self):
         """Takes nothing."""
         self._is_used, self._off = False, False
-        self._in_layer = False
 
     def turned_off_by(self, error: str) -> bool:
         """Returns whether an error is of these kernels, which are then not used again."""
@@ -46,53 +45,42 @@ class Gelus:
         )
         return True
 
-    def of_layer(self, call: Callable) -> Callable:
-        """Returns a replacement of a layer's `call`, within which only the layer has its sums."""
+    def with_bias(self, add: Callable) -> Callable:
+        """Returns a replacement of `tf.nn.bias_add`, after which a GELU may have a kernel."""
 
-        @functools.wraps(call)
-        def in_layer(layer, *args, **kwargs):
-            with self._within():
-                return call(layer, *args, **kwargs)
+        @functools.wraps(add)
+        def added(value, bias, data_format=None, name=None):
+            is_last = data_format in (None, "NHWC", "N...C")
+            if self._off or not is_last or not _is_taken(value):
+                return add(value, bias, data_format, name)
+            bias = tf.convert_to_tensor(bias, value.dtype)  # Keras gives its variable
+            total = with_bias(value, bias)
+            setattr(total, _TERMS, (value, bias))
+            return total
 
-        return in_layer
-
-    @contextlib.contextmanager
-    def _within(self):
-        before, self._in_layer = self._in_layer, True
-        try:
-            yield
-        finally:
-            self._in_layer = before
+        return added
 
     def __call__(self, x, approximate: bool = True) -> tf.Tensor:
         """Returns `keras.ops.gelu`."""
-        x = tf.convert_to_tensor(x)
-        parts = None if self._off else _parts(x)
-        if parts is None:
+        terms = None if self._off else getattr(x, _TERMS, None)
+        if terms is None:
             return gelu(x, approximate)
         if not self._is_used:
             self._is_used = True
             log.info("step: tfaccel's kernels compute GELU and the bias before it")
-        if self._in_layer:
-            return bias_gelu(*parts, approximate=approximate)
-        return gelu_of_sum(x, *parts, approximate=approximate)
+        return bias_gelu(x, *terms, approximate=approximate)
 
 
-def _parts(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor] | None:
-    """Returns the product and the bias whose sum x is; None if the kernels do not take them."""
-    if x.dtype not in triton_calls.TYPES or not tf.is_symbolic_tensor(x):
-        return None
-    if x.op.type != "BiasAdd":
-        return None
-    if x.op.get_attr("data_format") != b"NHWC" or not x.shape.is_fully_defined():
-        return None
-    if x.shape[-1] % MULTIPLE_OF_COLUMNS or not 0 < x.shape.num_elements() <= LARGEST:
-        return None
-    product, bias = x.op.inputs
-    of = product.op
+def _is_taken(x) -> bool:
+    """Returns whether the kernels take x and a bias, and XLA has nothing to join them with."""
+    if not tf.is_symbolic_tensor(x) or x.dtype not in triton_calls.TYPES:
+        return False
+    if not x.shape.is_fully_defined() or x.shape[-1] % MULTIPLE_OF_COLUMNS:
+        return False
+    of = x.op
     while of.type in RESHAPES:
         of = of.inputs[0].op
-    return (product, bias) if of.type in PRODUCTS else None
+    return of.type in PRODUCTS and 0 < x.shape.num_elements() <= LARGEST
 
 
 def gelus_on(devices: Sequence[str], *, wanted: bool) -> Gelus | None:

@@ -1,4 +1,10 @@
-"""A bias and GELU by Triton kernels, and their gradient, in a function that XLA compiles."""
+"""A bias and GELU by Triton kernels, and their gradient, in a function that XLA compiles.
+
+A layer adds its bias before another layer may compute the GELU. So the two are apart here, and each
+has a gradient of its own. The GELU's kernel computes both: the gradient of the sum, and its sums
+over the rows, which are the bias's. The latter go along with the former as an attribute. If
+something else uses the sum too, TensorFlow adds up its gradients, and so the attribute is lost.
+"""
 
 import math
 
@@ -9,53 +15,52 @@ from tfaccel.keras_internals.call_module import call_module
 from tfaccel.step.gelu import calls
 from tfaccel.step.gelu.calls import Gelu
 
+_SUMS = "_tfaccel_sums_of_rows"  # of a gradient
 
-def bias_gelu(x: tf.Tensor, bias: tf.Tensor, *, approximate: bool) -> tf.Tensor:
-    """Returns gelu(x + bias), computed in float32 and rounded once.
+
+def with_bias(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    """Returns x + bias, for which a later `bias_gelu` may have computed the bias's gradient.
 
     Args:
+      x: [..., columns].
+      bias: [columns], of the same dtype.
+    """
+
+    @tf.custom_gradient
+    def add(x, bias):
+        def backward(gradient):
+            sums = getattr(gradient, _SUMS, None)
+            if sums is None:
+                sums = tf.raw_ops.BiasAddGrad(out_backprop=gradient)
+            return gradient, sums
+
+        return tf.raw_ops.BiasAdd(value=x, bias=bias), backward
+
+    return add(x, bias)
+
+
+def bias_gelu(total: tf.Tensor, x: tf.Tensor, bias: tf.Tensor, *, approximate: bool) -> tf.Tensor:
+    """Returns gelu(total), computed in float32 from x and the bias, and rounded once.
+
+    Args:
+      total: x + bias, which has the gradient.
       x: [..., columns], float16 or bfloat16. Its shape is known when the function is traced.
       bias: [columns], of the same dtype.
       approximate: whether it is the form with tanh.
     """
-    of = _of(x, approximate)
-
-    @tf.custom_gradient
-    def run(x, bias):
-        def backward(gradient):
-            return _gradients(of)(gradient, x, bias)
-
-        return _forward(of, x, bias), backward
-
-    return run(x, bias)
-
-
-def gelu_of_sum(total: tf.Tensor, x: tf.Tensor, bias: tf.Tensor, *, approximate: bool) -> tf.Tensor:
-    """Returns gelu(total), where `total` is x + bias, and has the gradient.
-
-    Arguments and result are those of `bias_gelu`. It is for a sum that others may use too.
-    """
-    of = _of(x, approximate)
+    *rows, columns = x.shape
+    of = Gelu(rows=math.prod(rows), columns=columns, dtype=x.dtype, approximate=approximate)
 
     @tf.custom_gradient
     def run(total):
         def backward(gradient):
-            # x and the bias are constants here. What the gradient's own gradient changes is total.
-            @tf.custom_gradient
-            def gradients(gradient, total):
-                own, _ = _backward(of, gradient, x, bias)
-                return own, lambda of_own: _of_plain(of, gradient, [total], [of_own])
-
-            return gradients(gradient, total)
+            own, sums = _gradients(of, x, bias)(gradient, total)
+            setattr(own, _SUMS, sums)
+            return own
 
         return _forward(of, x, bias), backward
 
     return run(total)
-
-
-def _of(x: tf.Tensor, approximate: bool) -> Gelu:
-    *rows, columns = x.shape
-    return Gelu(rows=math.prod(rows), columns=columns, dtype=x.dtype, approximate=approximate)
 
 
 def _forward(of: Gelu, x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
@@ -65,38 +70,35 @@ def _forward(of: Gelu, x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
     return tf.reshape(found, x.shape)
 
 
-def _backward(of: Gelu, gradient, x, bias) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the gradients of x and of the bias."""
+def _gradients(of: Gelu, x: tf.Tensor, bias: tf.Tensor):
+    """Returns the gradients of (total, bias), as a function of (the output's gradient, total)."""
     shape = (of.rows, of.columns)
-    of_x, sums = call_module(
-        calls.backward(of),
-        [tf.reshape(x, shape), bias, tf.reshape(gradient, shape)],
-        [tf.TensorSpec(shape, of.dtype), tf.TensorSpec(of.sums, tf.float32)],
-    )
-    return tf.reshape(of_x, x.shape), tf.cast(tf.reduce_sum(sums, axis=0), of.dtype)
-
-
-def _gradients(of: Gelu):
-    """Returns the gradients of (x, bias), as a function of (the output's gradient, x, bias)."""
 
     @tf.custom_gradient
-    def gradients(gradient, x, bias):
-        def backward(*of_gradients):
-            return _of_plain(of, gradient, [x, bias], of_gradients)
+    def gradients(gradient, total):
+        # x and the bias are constants here: the gradient's own gradient is that of the total.
+        own, sums = call_module(
+            calls.backward(of),
+            [tf.reshape(x, shape), bias, tf.reshape(gradient, shape)],
+            [tf.TensorSpec(shape, of.dtype), tf.TensorSpec(of.sums, tf.float32)],
+        )
+        own = tf.reshape(own, x.shape)
+        sums = tf.cast(tf.reduce_sum(sums, axis=0), of.dtype)
 
-        return _backward(of, gradient, x, bias), backward
+        def backward(of_own, of_sums):
+            return _of_plain(of, gradient, total, of_own + of_sums)
+
+        return (own, sums), backward
 
     return gradients
 
 
-def _of_plain(of: Gelu, gradient, terms: list[tf.Tensor], of_gradients) -> list[tf.Tensor]:
-    """Returns the gradients of the gradients, of (gradient, *terms), as XLA computes them."""
+def _of_plain(of: Gelu, gradient, total, of_own) -> list[tf.Tensor]:
+    """Returns the gradients of the total's gradient, of (gradient, total), as XLA computes them."""
     with tf.GradientTape() as outer:
-        outer.watch([gradient, *terms])
+        outer.watch([gradient, total])
         with tf.GradientTape() as inner:
-            inner.watch(terms)
-            found = by_xla.gelu(
-                tf.add_n([tf.broadcast_to(each, gradient.shape) for each in terms]), of.approximate
-            )
-        first = inner.gradient(found, terms, output_gradients=gradient)
-    return outer.gradient(first, [gradient, *terms], output_gradients=list(of_gradients))
+            inner.watch(total)
+            found = by_xla.gelu(total, of.approximate)
+        own = inner.gradient(found, total, output_gradients=gradient)
+    return outer.gradient(own, [gradient, total], output_gradients=of_own)
