@@ -8,6 +8,7 @@ import os
 import sys
 
 import fake_arms
+import keras
 import numpy as np
 import pytest
 from fake_arms import LIMIT_S, TOOLS
@@ -279,6 +280,19 @@ def test_a_decoder_sees_no_later_token_and_has_a_tied_head(bench):
     assert both[0].shape == (2, network.size, network.vocabulary)
     np.testing.assert_allclose(both[0][:, :5], both[1][:, :5], atol=1e-6)
     assert np.abs(both[0][:, 5:] - both[1][:, 5:]).max() > 1e-3
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
+def test_the_head_of_a_decoder_has_the_compute_dtype(bench, setup, precision):
+    from bench_arms import keras_networks, networks
+
+    setup(precision=precision)
+    network = networks.find("gpt2", tiny=True)
+    model = keras_networks.build(network)
+    (tokens,) = (each for each in model.layers if hasattr(each, "reverse_dtype"))
+    x = np.zeros((1, 2, network.width), "float32")
+    assert tokens(x, reverse=True).dtype == keras.config.dtype_policy().compute_dtype
+    assert model.output.dtype == "float32"
 
 
 def test_attention_alone_is_the_mean_square_of_an_attention(bench):

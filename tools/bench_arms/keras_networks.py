@@ -165,7 +165,11 @@ def gpt2(network: Network) -> keras.Model:
     """Builds a causal decoder of GPT-2's shape: pre-norm, GELU, a tied head, no dropout."""
     ids = keras.Input((network.size,), dtype="int32")
     tokens = layers.ReversibleEmbedding(
-        network.vocabulary, network.width, embeddings_initializer=small()
+        network.vocabulary,
+        network.width,
+        embeddings_initializer=small(),
+        # Without it the head is in float32; torch.autocast computes its head in bfloat16 as well.
+        reverse_dtype=keras.config.dtype_policy().compute_dtype,
     )
     x = Positions(network.size)(tokens(ids))
     for _ in range(network.blocks):
