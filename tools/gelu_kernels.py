@@ -109,14 +109,24 @@ def gelu_backward(
     b = tl.load(bias + at_c, mask=is_c, other=0.0).to(tl.float32)
     first = start.to(tl.int64) * columns
     at_r = tl.arange(0, block_r)
+    inside = (start + at_r < rows)[:, None] & is_c[None, :]
+    places = at_r[:, None] * columns + at_c[None, :]
+    next_x = tl.load(x + first + places, mask=inside, other=0.0)
+    next_g = tl.load(gradient + first + places, mask=inside, other=0.0)
     total = tl.zeros([block_r, block_c], tl.float32)
     for turn in range(turns):
+        value = next_x.to(tl.float32) + b[None, :]
+        g = next_g.to(tl.float32)
+        # The next block is on its way while this one is computed.
+        r = (turn + 1) * block_r + at_r
+        inside = ((start + r < rows) & (turn + 1 < turns))[:, None] & is_c[None, :]
+        places = r[:, None] * columns + at_c[None, :]
+        next_x = tl.load(x + first + places, mask=inside, other=0.0)
+        next_g = tl.load(gradient + first + places, mask=inside, other=0.0)
+        found = g * slope_of(value, f0, f1, f2, f3, f4, f5, f6, is_tanh)
         r = turn * block_r + at_r
         inside = (start + r < rows)[:, None] & is_c[None, :]
         places = r[:, None] * columns + at_c[None, :]
-        value = tl.load(x + first + places, mask=inside, other=0.0).to(tl.float32) + b[None, :]
-        g = tl.load(gradient + first + places, mask=inside, other=0.0).to(tl.float32)
-        found = g * slope_of(value, f0, f1, f2, f3, f4, f5, f6, is_tanh)
         tl.store(of_x + first + places, found.to(of_x.dtype.element_ty), mask=inside)
         total += found
     place = row_block.to(tl.int64) * columns + at_c
