@@ -6,19 +6,14 @@
 It writes `tfaccel/step/attention/kernels/*.ttir`, which XLA compiles for the GPU. So tfaccel needs
 no Triton package. Run it after a change of a kernel. It needs no GPU.
 
-A text has placeholders for the sizes of the blocks, and constants for what else XLA cannot pass
-(it passes arrays only): `tfaccel/step/attention/dropout_calls.py` fills both in.
+`tfaccel/step/attention/dropout_calls.py` fills the texts in.
 """
 
 import pathlib
-import re
 
 import triton
 import triton.language as tl
-from triton._C.libtriton import ir
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from triton.compiler.compiler import make_backend
+from kernel_texts import template_of
 
 FOLDER = pathlib.Path(__file__).parents[1] / "tfaccel/step/attention/kernels"
 # Sizes that appear in no other role in a text, so that each can be found again.
@@ -237,59 +232,21 @@ def attention_of_key(
     tl.store(of_value + first_key + places_k, found_v.to(of_value.dtype.element_ty), mask=inside_k)
 
 
-TYPES = {
-    "bias": "*fp32", "sums": "*fp32", "products": "*fp32", "keys": "*u32",
-    "drop_below": "u32", "scale": "fp32", "keep_scale": "fp32",
-}  # fmt: skip
 ARRAYS = {
-    "query", "key", "value", "bias", "keys", "output", "sums", "gradient", "of_query", "products",
-    "of_key", "of_value",
+    "query", "key", "value", "output", "gradient", "of_query", "of_key", "of_value",
+}  # fmt: skip
+TYPES = {
+    **dict.fromkeys(ARRAYS, "*bf16"), "bias": "*fp32", "sums": "*fp32", "products": "*fp32",
+    "keys": "*u32", "drop_below": "u32", "scale": "fp32", "keep_scale": "fp32",
 }  # fmt: skip
 KERNELS = {"forward": attention_forward, "of_query": attention_of_query, "of_key": attention_of_key}
-
-
-def text_of(kernel, dtype: str = "bf16", sizes: dict[str, int] = SIZES) -> str:
-    """Returns a kernel's text in Triton's dialect of MLIR."""
-    target = GPUTarget("cuda", 90, 32)
-    backend = make_backend(target)
-    options = backend.parse_options({})
-    names = kernel.arg_names
-    signature = {
-        name: "constexpr"
-        if name in sizes
-        else TYPES.get(name, f"*{dtype}" if name in ARRAYS else "i32")
-        for name in names
-    }
-    # XLA aligns its arrays so. Without an attribute of an argument, XLA (of TensorFlow 2.21) ends
-    # the process.
-    attributes = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in ARRAYS}
-    context = ir.context()
-    ir.load_dialects(context)
-    backend.load_dialects(context)
-    module = ASTSource(kernel, signature, sizes, attributes).make_ir(
-        target,
-        options,
-        backend.get_codegen_implementation(options),
-        backend.get_module_map(),
-        context,
-    )
-    return backend.make_ttir(module, {}, options, 90).str_nodebug()
-
-
-def template_of(kernel) -> str:
-    """Returns a kernel's text with a placeholder for the size of each block."""
-    text = text_of(kernel)
-    for name, size in SIZES.items():
-        text = text.replace(f"%c{size}_i32", f"%{name}")
-        text = re.sub(rf"(?<![0-9.x%]){size}(?![0-9.])|(?<=x){size}(?=x)", f"{{{name}}}", text)
-    return text
 
 
 def main() -> None:
     """Writes the texts."""
     FOLDER.mkdir(exist_ok=True)
     for name, kernel in KERNELS.items():
-        (FOLDER / f"{name}.ttir").write_text(template_of(kernel))
+        (FOLDER / f"{name}.ttir").write_text(template_of(kernel, TYPES, SIZES))
 
 
 if __name__ == "__main__":

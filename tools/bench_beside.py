@@ -33,6 +33,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 
 from bench_arms import networks
@@ -41,6 +42,7 @@ from bench_arms.call import UsageError, exit_code, whole
 from bench_arms.machine import TOOLS, environment_of, gpu_names, hardware
 
 LIMIT_S = 560
+TRACE_S = 30  # that a traced stretch and its table take
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,6 +63,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--repeats", type=whole(1), default=3, help="stretches of each arm")
     add("--trace", type=pathlib.Path, help="a folder for tables of kernels")
     add("--torch-python", default=sys.executable, help="the Python interpreter that has torch")
+    add(
+        "--time-limit", type=whole(1), help="seconds, after which stretches and traces are left out"
+    )
     add("--one-by-one", action="store_true", help="set up one arm after another")
     add("--smoke", action="store_true", help="tiny networks, also on a CPU")
     return parser.parse_args(arguments)
@@ -82,6 +87,7 @@ def named(text: str) -> tuple[str, dict]:
 
 def measure(options: argparse.Namespace) -> int:
     """Sets the arms up, trains their stretches in turns, and prints the table."""
+    started = time.monotonic()
     names = [name for name, _ in options.arm]
     if len({*names}) < len(names):
         raise UsageError(f"--arm: two arms have one name; received {', '.join(names)}")
@@ -99,15 +105,20 @@ def measure(options: argparse.Namespace) -> int:
                 if options.one_by_one:
                     facts[key] = arms[key].ready(limit_s=LIMIT_S)
         failed = wait_for(arms, facts)
-        for _ in range(options.repeats):
-            for key, arm in arms.items():
-                stretches.setdefault(key, []).append(arm.stretch(limit_s=LIMIT_S))
-        for network in options.network:
-            for line in table(network, stretches):
-                print(line)
+        try:
+            for _ in range(options.repeats):
+                turn = time.monotonic()
+                for key, arm in arms.items():
+                    stretches.setdefault(key, []).append(arm.stretch(limit_s=LIMIT_S))
+                if not has_time(options, started, seconds=time.monotonic() - turn):
+                    break
+        finally:  # so that an interruption loses nothing
+            for network in options.network:
+                for line in table(network, stretches):
+                    print(line, flush=True)
         if options.trace is not None:
             for key, arm in arms.items():
-                if "trace" in facts[key]["settings"]:
+                if "trace" in facts[key]["settings"] and has_time(options, started, TRACE_S):
                     write_kernels(".".join(key), arm, facts[key]["settings"]["trace"], options)
     result = {
         "failed": [".".join(key) for key in failed],
@@ -117,6 +128,14 @@ def measure(options: argparse.Namespace) -> int:
     }
     print(json.dumps(result))
     return 1 if failed else 0
+
+
+def has_time(options: argparse.Namespace, started: float, seconds: float) -> bool:
+    """Returns whether the time limit leaves so many seconds; says so if it does not."""
+    if options.time_limit is None or time.monotonic() - started + seconds <= options.time_limit:
+        return True
+    print(f"--time-limit: {options.time_limit} s are over, and what is left is not run", flush=True)
+    return False
 
 
 def wait_for(arms: dict, facts: dict) -> list:
@@ -181,6 +200,8 @@ def start(
 def table(network: str, stretches: dict) -> list[str]:
     """Returns a Markdown table of a network's arms."""
     names = [name for each, name in stretches if each == network]
+    if not names:
+        return []
     lines = [
         f"| {network} | ms of a step, each stretch | median | beside {names[0]} | peak MiB |",
         "|---|---|---|---|---|",

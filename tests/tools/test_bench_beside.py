@@ -41,3 +41,17 @@ def test_arms_are_timed_in_turns_and_a_failed_one_is_left_out(tmp_path):
     assert {name: len(found) for name, found in result["stretches"].items()} == {"lstm.new": 2}
     assert "accumulation_steps" in done.stdout
     assert (tmp_path / "lstm.new.txt").exists()  # of a CPU, without GPU kernels
+
+
+@pytest.mark.slow
+def test_a_time_limit_leaves_out_stretches(tmp_path):
+    done = run(
+        "--network=lstm", "--smoke", "--repeats=3", "--precision=float32", "--time-limit=1",
+        f"--trace={tmp_path}", "--arm=new={}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "--time-limit: 1 s are over" in done.stdout
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert len(result["stretches"]["lstm.new"]) == 1
+    assert "| new |" in done.stdout
+    assert not list(tmp_path.iterdir())

@@ -10,9 +10,9 @@ from keras.src.backend.tensorflow import nn
 from keras.src.ops import nn as operations
 
 from tfaccel.keras_internals import batch_norm, convolution, einsum_dense, layer_norm, max_pooling
+from tfaccel.keras_internals import gelu as gelu_in_xla
 from tfaccel.keras_internals.attention import attention_by
 from tfaccel.keras_internals.cross_entropy import gathered
-from tfaccel.keras_internals.gelu import gelu
 from tfaccel.keras_internals.patching import patched
 
 
@@ -22,6 +22,7 @@ def layer_paths(
     xla: bool,
     all_reduce: Callable | None,
     attention: Callable | None = None,
+    gelu: Callable | None = None,
     on_gpu: bool = False,
 ):
     """Within the context, some Keras layers use tfaccel's quicker methods.
@@ -29,6 +30,7 @@ def layer_paths(
     Args:
       xla: Whether XLA compiles the traced function.
       attention: What computes attentions if XLA compiles the function; None: Keras.
+      gelu: What computes GELUs if XLA compiles the function (step/gelu/choose.py); None: XLA.
       on_gpu: Whether the traced function runs on a GPU.
       all_reduce: A function that sums over replicas, for synchronized layers; None on one replica.
     """
@@ -45,7 +47,9 @@ def layer_paths(
             replace(norm, "call", batch_norm.one_pass)
             replace(pooling, "call", max_pooling.indexed)
             replace(keras.layers.EinsumDense, "call", einsum_dense.as_product)
-            patches.enter_context(patched(nn, "gelu", gelu))
+            patches.enter_context(patched(nn, "gelu", gelu or gelu_in_xla.gelu))
+            if gelu is not None:
+                replace(tf.nn, "bias_add", gelu.with_bias)
             # Keras's sparse losses and metrics all call this function.
             cross_entropy = functools.partial(gathered, on_gpu=on_gpu)
             replace(tf.nn, "sparse_softmax_cross_entropy_with_logits", cross_entropy)

@@ -31,6 +31,7 @@ class Replica:
       reduces_in_xla: Whether you may call `all_reduce_in_xla`. If false, it might wait for ever.
       attention: What computes attentions in steps that XLA compiles (keras_internals/attention.py);
         None: Keras.
+      gelu: What computes GELUs in such steps (step/gelu/choose.py); None: XLA alone.
     """
 
     local_index: int
@@ -40,11 +41,17 @@ class Replica:
     launcher: object
     reduces_in_xla: bool
     attention: Callable | None = None
+    gelu: Callable | None = None
 
     @property
     def is_gpu(self) -> bool:
         """Whether the device is a GPU."""
         return _is_gpu(self.device)
+
+    @property
+    def layer_kernels(self) -> dict:
+        """The arguments of `layer_paths` that say what computes layers on this device."""
+        return {"attention": self.attention, "gelu": self.gelu, "on_gpu": self.is_gpu}
 
     def like(self, **changes) -> "Replica":
         """Returns a replica like this one, with other attributes."""

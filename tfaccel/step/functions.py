@@ -79,6 +79,7 @@ from tfaccel.step import (
 )
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.attention.choose import attentions_on
+from tfaccel.step.gelu.choose import gelus_on
 from tfaccel.step.merged_results import UsesResultsError
 from tfaccel.step.predict import Predict
 from tfaccel.step.recoverable import Recoverable
@@ -100,9 +101,12 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool, flash_atten
     Keras makes its own functions only if none are set. Its `compile` removes them.
     """
     replicas = local_replicas(strategy)
-    attention = attentions_on([each.device for each in replicas], wanted=xla and flash_attention)
-    replicas = [each.like(attention=attention) for each in replicas]
-    choose = functools.partial(in_xla.Choice, model, said=set(), attention=attention)
+    devices = [each.device for each in replicas]
+    attention = attentions_on(devices, wanted=xla and flash_attention)
+    gelu = gelus_on(devices, wanted=xla)
+    replicas = [each.like(attention=attention, gelu=gelu) for each in replicas]
+    kernels = [each for each in (gelu, attention) if each is not None]
+    choose = functools.partial(in_xla.Choice, model, said=set(), kernels=kernels)
     choices = [choose(wanted=xla) for _ in range(3)]
     eagerly = runs_eagerly(model)
     for each in choices if not eagerly else ():

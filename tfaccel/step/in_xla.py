@@ -47,17 +47,17 @@ class Choice:
       reason: why it does not although it was wanted; else None.
     """
 
-    def __init__(self, model, *, wanted: bool, said: set | None = None, attention=None):
+    def __init__(self, model, *, wanted: bool, said: set | None = None, kernels=()):
         """Takes the model.
 
         Args:
           model: the model.
           wanted: whether XLA is to compile the step.
           said: the reasons already logged, shared by the model's steps.
-          attention: the model's `Attentions` (tfaccel/step/attention/choose.py); None if it has
-            none.
+          kernels: what has operations of the model computed by kernels that XLA may refuse, such
+            as `Attentions` (tfaccel/step/attention/choose.py).
         """
-        self.on, self.reason, self._attention = wanted, None, attention
+        self.on, self.reason, self._kernels = wanted, None, kernels
         self._model, self._said = model, set() if said is None else said
         self._has_run = False
 
@@ -98,7 +98,7 @@ class Choice:
             tf.errors.UnimplementedError,
             tf.errors.InternalError,
         ) as error:
-            if self._attention is not None and self._attention.turned_off_by(error.message):
+            if any(each.turned_off_by(error.message) for each in self._kernels):
                 forget()
                 return self.run(step, batch, forget=forget)
             said = SAYS_NO.search(error.message)

@@ -49,7 +49,11 @@ class Predict:
                 as_replica(model, replica),
                 stateful.own_rows(model, replica, totals_lib.num_rows(batch)),
                 layer_paths(
-                    xla=xla, all_reduce=None, attention=replica.attention, on_gpu=replica.is_gpu
+                    xla=xla,
+                    all_reduce=None,
+                    attention=replica.attention,
+                    gelu=replica.gelu,
+                    on_gpu=replica.is_gpu,
                 ),
                 telling_rows(self._strategy, [batch]),
             ):

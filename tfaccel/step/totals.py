@@ -172,7 +172,11 @@ def make_totals(
             contexts.enter_context(stateful.own_rows(model, replica, rows))
             summed = all_reduce if several else None
             quick = layer_paths(
-                xla=xla, all_reduce=summed, attention=replica.attention, on_gpu=replica.is_gpu
+                xla=xla,
+                all_reduce=summed,
+                attention=replica.attention,
+                gelu=replica.gelu,
+                on_gpu=replica.is_gpu,
             )
             contexts.enter_context(quick)
             contexts.enter_context(updates.replaced())

@@ -11,11 +11,11 @@ import tensorflow as tf
 import triton_stand_in
 from conftest import compiled
 from keras import layers
-from tensorflow.compiler.tf2xla.python import xla
+from stablehlo_parser import parsed
 
 from tfaccel.config import StepConfig
 from tfaccel.keras_internals.attention import attention_by
-from tfaccel.step import in_xla
+from tfaccel.step import in_xla, triton_calls
 from tfaccel.step.attention import choose, dropout, dropout_calls
 from tfaccel.step.attention.choose import Attentions
 
@@ -145,7 +145,7 @@ def test_text_is_whole(dtype, size, rows):
     """Each text has no placeholder left, one type of two bytes, and each name once."""
     shape = 2, rows, 2, size
     of = dataclasses.replace(OF, query=shape, key=shape, dtype=dtype, bias=(2, rows))
-    other = {"bf16": r"\bf16\b|xf16", "f16": "bf16"}[dropout_calls._TYPES[dtype]]
+    other = {"bf16": r"\bf16\b|xf16", "f16": "bf16"}[triton_calls.TYPES[dtype]]
     for name in ("forward", "of_query", "of_key"):
         text = dropout_calls.kernel(name, of, dropout_calls.blocks_of(name, of))
         assert not re.search(r"\{[a-z_]+\}", text)
@@ -160,9 +160,6 @@ def test_text_is_whole(dtype, size, rows):
 def test_xla_parses_the_modules(changes):
     """XLA's own parser takes the text and the configuration; only a GPU runs the kernels."""
 
-    def parsed(settings, *arguments):
-        return xla.call_module(list(arguments), **settings)
-
     of = dataclasses.replace(OF, key=(2, 10, 2, 8), **changes)
     query, key = tf.TensorSpec(of.query, of.dtype), tf.TensorSpec(of.key, of.dtype)
     sums, bias = tf.TensorSpec(of.sums, tf.float32), tf.TensorSpec(of.bias, tf.float32)
@@ -174,16 +171,7 @@ def test_xla_parses_the_modules(changes):
         (dropout_calls.of_key(of), [*given, sums, query, sums], [part, part]),
     ]
     for text, arguments, results in modules:
-        settings = {
-            "version": 9,
-            "module": text,
-            "Tout": [each.dtype for each in results],
-            "Sout": [each.shape for each in results],
-            "platforms": ["CUDA"],
-            "disabled_checks": ["platform"],
-        }
-        run = tf.function(functools.partial(parsed, settings), jit_compile=True)
-        made = run.experimental_get_compiler_ir(*arguments)(stage="hlo", platform_name="CPU")
+        made = parsed(text, arguments, results)
         assert made.count('custom_call_target="__gpu$xla.gpu.triton"') == 1
         assert "tt.func public @" in made
 
@@ -399,7 +387,7 @@ def test_refused_kernel_is_plain():
             raise tf.errors.InternalError(None, None, "Failed to compile Triton kernel.")
         return "trained"
 
-    choice = in_xla.Choice(keras.Sequential(), wanted=True, attention=attend)
+    choice = in_xla.Choice(keras.Sequential(), wanted=True, kernels=[attend])
     assert choice.run(step, (), forget=lambda: forgotten.append(True)) == "trained"
     assert (len(states), forgotten, choice.on) == (2, [True], True)
     assert any("XLA refused a kernel: Failed to compile" in each for each in attend._said)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from conftest import compiled
 from keras import layers, ops
 from keras.src.backend.common import global_state
-from tensorflow.compiler.tf2xla.python import xla
+from stablehlo_parser import parsed
 
 from tfaccel.config import StepConfig
 from tfaccel.keras_internals.attention import attention_by, obey_flash_attention
@@ -160,10 +160,6 @@ def test_bias_with_a_gradient_that_cudnn_lacks():
     assert attend(direct, *operands, bias=bias) is not "plain"  # noqa: F632
 
 
-def parsed(settings, *operands):
-    return xla.call_module(list(operands), **settings)
-
-
 TEXTS = [
     {},
     {"is_causal": True},
@@ -192,16 +188,7 @@ def test_xla_reads_the_modules(changes):
         ),
     ]
     for text, given, results in modules:
-        settings = {
-            "version": 9,
-            "module": text,
-            "Tout": [each.dtype for each in results],
-            "Sout": [each.shape for each in results],
-            "platforms": ["CUDA"],
-            "disabled_checks": ["platform"],
-        }
-        run = tf.function(functools.partial(parsed, settings), jit_compile=True)
-        made = run.experimental_get_compiler_ir(*given)(stage="hlo", platform_name="CPU")
+        made = parsed(text, given, results)
         assert made.count('custom_call_target="__cudnn$fmha') == 1
 
 
@@ -407,13 +394,13 @@ def test_what_cudnn_refuses_is_plain():
             raise tf.errors.InternalError(None, None, message)
         return "trained"
 
-    choice = in_xla.Choice(keras.Sequential(), wanted=True, attention=attend)
+    choice = in_xla.Choice(keras.Sequential(), wanted=True, kernels=[attend])
     run = functools.partial(choice.run, step, (), forget=lambda: forgotten.append(True))
     assert run() == run() == "trained"
     assert (len(calls), forgotten, choice.on) == (3, [True], True)
     assert any("cuDNN refused one: hidden_dim is wrong" in each for each in attend._said)
     other = Attentions()
-    choice = in_xla.Choice(keras.Sequential(), wanted=True, attention=other)
+    choice = in_xla.Choice(keras.Sequential(), wanted=True, kernels=[other])
     with pytest.raises(tf.errors.InternalError):  # it is not of an attention
         choice.run(lambda: calls.append(1) or step_that_fails(), (), forget=forgotten.clear)
 

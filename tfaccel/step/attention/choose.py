@@ -11,10 +11,10 @@ import tensorflow as tf
 from tfaccel.common.run_log import summary
 from tfaccel.keras_internals.attention import Dropout, NoDropout, has_gradient
 from tfaccel.step.attention import dropout, flash
+from tfaccel.step.capability import LEAST_CAPABILITY, least_capability
 
 log = logging.getLogger("tfaccel")
 
-LEAST_CAPABILITY = (8, 0)  # of a GPU: Ampere
 # The largest head of cuDNN 9 on Hopper GPUs, and on older ones, on which it was not tried here.
 LARGEST_HEAD, LARGEST_HEAD_BEFORE_HOPPER = 256, 128
 MULTIPLE_OF_HEAD = 8
@@ -209,17 +209,8 @@ def attentions_on(devices: list[str], *, wanted: bool) -> Attentions | None:
     """
     if not wanted:
         return None
-    capabilities = [_capability(each) for each in devices]
-    if None in capabilities or min(capabilities) < LEAST_CAPABILITY:
+    capability = least_capability(devices)
+    if capability is None or capability < LEAST_CAPABILITY:
         return None
-    is_hopper = min(capabilities) >= (9, 0)
+    is_hopper = capability >= (9, 0)
     return Attentions(largest_head=LARGEST_HEAD if is_hopper else LARGEST_HEAD_BEFORE_HOPPER)
-
-
-def _capability(device: str) -> tuple[int, int] | None:
-    """Returns the compute capability of a GPU; None of another device."""
-    spec = tf.DeviceSpec.from_string(device)
-    if spec.device_type != "GPU":
-        return None
-    gpu = tf.config.get_visible_devices("GPU")[spec.device_index]
-    return tf.config.experimental.get_device_details(gpu).get("compute_capability")

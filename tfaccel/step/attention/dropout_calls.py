@@ -1,10 +1,5 @@
 """The StableHLO text of attention with dropout, by Triton kernels that XLA compiles for the GPU.
 
-XLA for NVIDIA GPUs compiles the text of a Triton kernel in a custom call `__gpu$xla.gpu.triton`,
-whose `backend_config` has the fields of XLA's `TritonCall` (xla/service/gpu/triton_call.h). The
-call's operands and then its results are the kernel's arguments. So what is no array, such as the
-number of rows, becomes a constant of the text.
-
 The texts lie in `kernels/`, and `tools/attention_kernels.py` writes them. Each function below
 returns a module whose `main` has the arguments and results that the function lists.
 
@@ -18,12 +13,12 @@ import dataclasses
 import functools
 import math
 import pathlib
-import re
 
 import tensorflow as tf
 
+from tfaccel.step import triton_calls
+
 _KERNELS = pathlib.Path(__file__).parent / "kernels"
-_TYPES = {tf.float16: "f16", tf.bfloat16: "bf16"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +132,7 @@ def _inputs(of: Attention) -> list[str]:
 
 
 def _tensor(of: Attention, shape: tuple[int, ...], dtype: str | None = None) -> str:
-    return f"tensor<{'x'.join(map(str, shape))}x{dtype or _TYPES[of.dtype]}>"
+    return triton_calls.tensor(shape, dtype or of.dtype)
 
 
 def blocks_of(name: str, of: Attention) -> Blocks:
@@ -173,22 +168,12 @@ def kernel(name: str, of: Attention, blocks: Blocks) -> str:
         of.scale * math.log2(math.e),
         1 / of.kept,
     ]
-    text = _text(name)
-    for each, value in {
-        "{block_q}": blocks.query,
-        "{block_k}": blocks.key,
-        "{block_h}": _power_of_2(size),
-    }.items():
-        text = text.replace(each, str(value))
-    text = re.sub(r"\bbf16\b", _TYPES[of.dtype], text.replace("xbf16", "x" + _TYPES[of.dtype]))
-    first, head, body = re.split(r"(?<=\n)(  tt\.func .*\n)", text, maxsplit=1)
-    given = re.findall(r"(%arg\d+): (i32|f32)(?=[,)])", head)
-    head = re.sub(r", %arg\d+: (i32|f32)(?=[,)])", "", head)
-    lines = [
-        f"    {argument} = arith.constant {value!r} : {kind}\n"
-        for (argument, kind), value in zip(given, constants, strict=True)
-    ]
-    return "".join([first, head, *lines, body])
+    sizes = {
+        "block_q": blocks.query,
+        "block_k": blocks.key,
+        "block_h": _power_of_2(size),
+    }
+    return triton_calls.filled(_text(name), sizes=sizes, constants=constants, dtype=of.dtype)
 
 
 @functools.cache
@@ -205,45 +190,11 @@ def _number_of_blocks(name: str, of: Attention, blocks: Blocks) -> int:
 def _module(of, name: str, given: list[str], results: list[str], blocks: Blocks | None) -> str:
     blocks = blocks or blocks_of(name, of)
     batch, _, heads, _ = of.query
-    numbers = {
-        "num_stages": blocks.stages,
-        "num_warps": blocks.warps,
-        "grid_x": _number_of_blocks(name, of, blocks) * batch * heads,
-        "grid_y": 1,
-        "grid_z": 1,
-    }
-    config = [
-        f'name = "{_name(name)}"',
-        f'ir = "{_escaped(kernel(name, of, blocks))}"',
-        *(f"{each} = {value} : i32" for each, value in numbers.items()),
-    ]
-    settings = [
-        "api_version = 4 : i32",
-        f"backend_config = {{{', '.join(config)}}}",
-        f"operand_layouts = [{', '.join(map(_layout, given))}]",
-        f"result_layouts = [{', '.join(map(_layout, results))}]",
-    ]
-    names = ", ".join(f"%a{i}" for i in range(len(given)))
-    arguments = ", ".join(f"%a{i}: {each}" for i, each in enumerate(given))
-    returned = ", ".join(results)
-    return (
-        f"module @attention {{\n  func.func public @main({arguments}) -> ({returned}) {{\n"
-        f"    %r:{len(results)} = stablehlo.custom_call @__gpu$xla.gpu.triton({names}) "
-        f"{{{', '.join(settings)}}} : ({', '.join(given)}) -> ({returned})\n"
-        f"    return {', '.join(f'%r#{i}' for i in range(len(results)))} : {returned}\n  }}\n}}\n"
+    return triton_calls.module(
+        kernel(name, of, blocks),
+        given,
+        results,
+        programs=_number_of_blocks(name, of, blocks) * batch * heads,
+        warps=blocks.warps,
+        stages=blocks.stages,
     )
-
-
-def _name(name: str) -> str:
-    """Returns the name of a kernel's function, which a profile shows."""
-    return re.search(r"tt\.func public @(\w+)", _text(name))[1]
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\5C").replace('"', r"\22").replace("\n", r"\0A")
-
-
-def _layout(kind: str) -> str:
-    rank = len(re.findall(r"\d+x", kind))
-    order = ", ".join(str(axis) for axis in reversed(range(rank)))
-    return f"dense<{f'[{order}]' if rank > 1 else order}> : tensor<{rank}xindex>"

@@ -1,0 +1,322 @@
+"""GELU by tfaccel's kernels on any device: what they are given, and where they are used."""
+
+import functools
+import logging
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import compiled
+from gelu_stand_in import call_module
+from keras import layers
+from stablehlo_parser import parsed
+
+from tfaccel.config import StepConfig
+from tfaccel.keras_internals.layer_paths import layer_paths
+from tfaccel.step import in_xla
+from tfaccel.step.gelu import calls, choose
+from tfaccel.step.gelu import gelu as gelu_lib
+from tfaccel.step.gelu.calls import Gelu
+from tfaccel.step.gelu.choose import Gelus
+from tfaccel.step.gelu.gelu import bias_gelu, with_bias
+
+# Of one rounding to the dtype, and of the polynomial.
+TOLERANCE = {tf.bfloat16: 2**-8, tf.float16: 2**-11 + 1e-4}
+POINTS = np.concatenate([np.linspace(-12, 12, 40001), [-3e38, -1e5, 0.0, 1e5, 3e38]])
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    monkeypatch.setattr(gelu_lib, "call_module", call_module)
+
+
+def exact(x, approximate):
+    """In float64. TensorFlow's own rounds its constants to float32."""
+    if approximate:
+        return 0.5 * x * (1 + tf.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    return 0.5 * x * (1 + tf.math.erf(x * np.sqrt(0.5)))
+
+
+@pytest.mark.parametrize("approximate", [False, True])
+def test_polynomial(approximate):
+    """In float32, as the kernels compute it, at moderate and at extreme numbers."""
+    x = POINTS.astype("f4")
+    factors = np.array(calls.factors(approximate=approximate), "f4")
+    assert factors[-1] <= 0
+    assert np.trim_zeros(factors, "b")[-1] < 0
+    with np.errstate(over="ignore"):
+        square = x * x
+        polynomial = functools.reduce(
+            lambda y, f: y * square + f, np.trim_zeros(factors, "b")[::-1]
+        )
+        found = x / (1 + np.exp2(x * polynomial))
+    wide = x.astype("f8")
+    wanted = exact(tf.constant(wide[np.abs(wide) < 20]), approximate).numpy()
+    inner = found[np.abs(wide) < 20]
+    # float64's 1 + erf(x) is as inexact as 1e-16 where gelu(x) is as small.
+    np.testing.assert_allclose(inner, wanted, rtol=1e-4, atol=2e-7)
+    np.testing.assert_array_equal(found[np.abs(wide) > 20], np.maximum(x[np.abs(wide) > 20], 0))
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64, 1000, 25_216, 401_408])
+@pytest.mark.parametrize("columns", [8, 200, 384, 3072, 3080])
+def test_programs_compute_each_row_once(rows, columns):
+    of = Gelu(rows, columns, tf.bfloat16, False)
+    block_rows, block_columns = of.block
+    assert block_rows * block_columns == 2048
+    assert of.column_blocks * block_columns >= columns > (of.column_blocks - 1) * block_columns
+    row_blocks, of_columns = of.sums
+    each = of.turns * block_rows
+    assert of_columns == columns
+    assert row_blocks * each >= rows > (row_blocks - 1) * each
+    assert f"grid_x = {row_blocks * of.column_blocks} : i32" in calls.backward(of)
+    programs = -(-rows // block_rows) * of.column_blocks
+    assert f"grid_x = {programs} : i32" in calls.forward(of)
+
+
+@pytest.mark.parametrize("approximate", [False, True])
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
+def test_text_is_whole(dtype, approximate):
+    of = Gelu(100, 384, dtype, approximate)
+    other = {tf.bfloat16: r"\bf16\b|xf16", tf.float16: "bf16"}[dtype]
+    for name in ("forward", "backward"):
+        text = calls.kernel(name, of, turns=4)
+        assert not re.search(r"\{[a-z_]+\}", text)
+        assert not re.search(other, text)
+        arguments = re.findall(r"%arg\d+(?=: !tt.ptr| = arith)", text)
+        assert len(arguments) == len(set(arguments)) == text.count("!tt.ptr<", 0, 900) + 11
+
+
+@pytest.mark.parametrize("approximate", [False, True])
+def test_xla_parses_the_modules(approximate):
+    """XLA's own parser takes the text and the configuration; only a GPU runs the kernels."""
+    of = Gelu(100, 384, tf.bfloat16, approximate)
+    x, bias = tf.TensorSpec((100, 384), of.dtype), tf.TensorSpec((384,), of.dtype)
+    sums = tf.TensorSpec(of.sums, tf.float32)
+    modules = [(calls.forward(of), [x, bias], [x]), (calls.backward(of), [x, bias, x], [x, sums])]
+    for text, arguments, results in modules:
+        made = parsed(text, arguments, results)
+        assert made.count('custom_call_target="__gpu$xla.gpu.triton"') == 1
+        assert "tt.func public @gelu_" in made
+
+
+def operands(dtype, shape=(6, 5, 24)):
+    draw = np.random.default_rng(0)
+    arrays = draw.normal(size=shape) * 2, draw.normal(size=shape[-1]), draw.normal(size=shape)
+    return [tf.cast(tf.constant(each), dtype) for each in arrays]
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("approximate", [False, True])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_gradients(stand_in, dtype, approximate, is_shared):
+    """The output and the gradients of x and bias beside float64, and the gradient's gradient.
+
+    If the sum is shared, something else uses it too, and the bias has both gradients.
+    """
+    x, bias, gradient = operands(dtype)
+
+    def own(x, bias):
+        total = with_bias(x, bias)
+        found = bias_gelu(total, x, bias, approximate=approximate)
+        return found + total if is_shared else found
+
+    def plain(x, bias):
+        return exact(x + bias, approximate) + (x + bias if is_shared else 0)
+
+    def found(function, x, bias, gradient):
+        with tf.GradientTape() as outer:
+            outer.watch([x, bias])
+            with tf.GradientTape() as inner:
+                inner.watch([x, bias])
+                y = function(x, bias)
+            first = inner.gradient(y, [x, bias], output_gradients=gradient)
+            penalty = tf.reduce_sum(tf.cast(first[0], tf.float32) ** 2)
+        return [y, *first, *outer.gradient(penalty, [x, bias])]
+
+    made = tf.function(functools.partial(found, own))(x, bias, gradient)
+    wide = [tf.cast(each, tf.float64) for each in (x, bias, gradient)]
+    wanted = found(plain, *wide)
+    limit = TOLERANCE[dtype]
+    factors = (1, 1, 4, 8, 8)
+    for each, other, factor in zip(made, wanted, factors, strict=True):
+        factor = max(factor, 3) if is_shared else factor  # it rounds three times
+        assert each.dtype == dtype
+        size = np.abs(other).max() if factor > 1 else 1  # sums have the errors of their terms
+        error = np.abs(tf.cast(each, tf.float64) - other) / np.maximum(np.abs(other), size)
+        assert error.max() <= factor * limit
+
+
+def ops_of(function, *arguments):
+    graph = tf.function(function).get_concrete_function(*arguments).graph
+    return [each.type for each in graph.get_operations()]
+
+
+def half_dense(units=16, **settings):
+    layer = layers.Dense(units, dtype="mixed_bfloat16", **settings)
+    layer.build((2, 8))
+    return layer
+
+
+def seen(monkeypatch, function, x):
+    """Returns how often a call of `function` used the kernels, and what it returned."""
+    used, real = [], gelu_lib.bias_gelu
+
+    def noted(*args, **kwargs):
+        used.append(args)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(choose, "bias_gelu", noted)
+
+    @tf.function(autograph=False)
+    def run(x):
+        with layer_paths(xla=True, all_reduce=None, gelu=Gelus()):
+            return function(x)
+
+    found = run(x)
+    return len(used), found
+
+
+X = tf.constant(np.random.default_rng(0).normal(size=(2, 8)), tf.float32)
+CASES = {
+    "in a layer": (lambda: half_dense(activation="gelu"), 1),
+    "a function in a layer": (
+        lambda: half_dense(activation=lambda x: keras.activations.gelu(x, approximate=True)),
+        1,
+    ),
+    "after a layer": (
+        lambda: keras.Sequential([half_dense(), layers.Activation("gelu", dtype="bfloat16")]),
+        1,
+    ),
+    "float32": (lambda: layers.Dense(16, activation="gelu"), 0),
+    "no bias": (lambda: half_dense(activation="gelu", use_bias=False), 0),
+    "odd columns": (lambda: half_dense(12, activation="gelu"), 0),
+    "no product before it": (
+        lambda: lambda x: keras.activations.gelu(
+            tf.nn.bias_add(tf.cast(x, "bfloat16"), tf.ones(8, "bfloat16"))
+        ),
+        0,
+    ),
+    "no bias before it": (lambda: lambda x: keras.activations.gelu(tf.cast(x, "bfloat16")), 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_where_it_is_used(stand_in, monkeypatch, case):
+    make, wanted = CASES[case]
+    function = make()
+    used, found = seen(monkeypatch, function, X)
+    assert used == wanted
+    np.testing.assert_allclose(
+        tf.cast(found, tf.float32), tf.cast(function(X), tf.float32), rtol=2**-7, atol=2**-7
+    )
+
+
+def test_a_sum_that_others_use_keeps_its_gradient(stand_in):
+    """A tape that asks for the gradient of a layer's output, before the GELU, gets it."""
+    layer = half_dense()
+
+    @tf.function
+    def run(x):
+        with layer_paths(xla=True, all_reduce=None, gelu=Gelus()), tf.GradientTape() as tape:
+            total = layer(x)
+            found = keras.activations.gelu(total)
+        return total, *tape.gradient(found, [total, layer.bias])
+
+    total, of_total, of_bias = run(X)
+    with tf.GradientTape() as tape:
+        wide = tf.cast(total, tf.float64)
+        tape.watch(wide)
+        found = exact(wide, False)
+    wanted = tape.gradient(found, wide)
+    np.testing.assert_allclose(tf.cast(of_total, tf.float64), wanted, rtol=2**-8, atol=1e-5)
+    np.testing.assert_allclose(of_bias, tf.reduce_sum(wanted, 0), rtol=2**-6, atol=2**-6)
+
+
+def test_refusal_of_a_kernel(stand_in, caplog):
+    """An error of XLA about Triton turns the kernels off once, and says so; others do not."""
+    gelus = Gelus()
+    assert not gelus.turned_off_by("Failed to compile Triton kernel.")  # none was used
+    layer = half_dense(activation="gelu")
+    with layer_paths(xla=True, all_reduce=None, gelu=gelus):
+        ops_of(layer, X)
+    assert not gelus.turned_off_by("Out of memory")
+    asked = []
+
+    def step():
+        asked.append(gelus._off)
+        if len(asked) == 1:
+            raise tf.errors.InternalError(None, None, "Failed to compile Triton kernel.\nmore")
+        return "done"
+
+    forgot = []
+    choice = in_xla.Choice(keras.Sequential([layers.Dense(1)]), wanted=True, kernels=[gelus])
+    with caplog.at_level(logging.INFO, "tfaccel"):
+        assert choice.run(step, None, forget=lambda: forgot.append(1)) == "done"
+    assert asked == [False, True]
+    assert forgot == [1]
+    assert choice.on
+    assert "XLA refused one: Failed to compile Triton kernel." in caplog.text
+    assert not gelus.turned_off_by("Failed to compile Triton kernel.")
+
+
+def test_only_on_gpus():
+    assert choose.gelus_on(["/cpu:0"], wanted=True) is None
+    assert choose.gelus_on(["/cpu:0"], wanted=False) is None
+
+
+def classifier():
+    inputs = keras.Input((8,))
+    x = layers.Dense(32, activation="gelu")(inputs)
+    x = layers.Activation("gelu")(layers.Dense(16)(x))
+    return keras.Model(inputs, layers.Dense(3, dtype="float32")(x))
+
+
+def trained(monkeypatch, gelus, num_replicas, accumulation_steps):
+    keras.utils.set_random_seed(0)
+    monkeypatch.setattr("tfaccel.step.functions.gelus_on", lambda *a, **k: gelus)
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = compiled(
+            classifier,
+            num_replicas,
+            optimizer=keras.optimizers.SGD(0.3),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            config=StepConfig(accumulation_steps=accumulation_steps),
+        )
+    finally:
+        keras.config.set_dtype_policy("float32")
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(48, 8)).astype("f4")
+    y = (x @ draw.normal(size=(8, 3))).argmax(1)
+    losses = model.fit(x, y, batch_size=12, epochs=4, shuffle=False, verbose=0).history["loss"]
+    return losses, model.predict(x, batch_size=16, verbose=0)
+
+
+@pytest.mark.parametrize(("num_replicas", "accumulation_steps"), [(1, 1), (2, 2)])
+def test_training(stand_in, monkeypatch, num_replicas, accumulation_steps):
+    """A model learns the same with the kernels as without: 2e-2, as bfloat16."""
+    gelus, settings = Gelus(), (num_replicas, accumulation_steps)
+    losses, outputs = trained(monkeypatch, gelus, *settings)
+    assert gelus._is_used
+    assert losses[-1] < 0.8 * losses[0]
+    wanted, of_plain = trained(monkeypatch, None, *settings)
+    np.testing.assert_allclose(losses, wanted, rtol=2e-2)
+    np.testing.assert_allclose(outputs, of_plain, rtol=5e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_the_kernel_sums_the_gradient_of_the_bias(stand_in, is_shared):
+    """Unless something else uses the sum too."""
+    layer = half_dense()
+
+    def run(x):
+        with layer_paths(xla=True, all_reduce=None, gelu=Gelus()), tf.GradientTape() as tape:
+            total = layer(x)
+            found = keras.activations.gelu(total)
+            found = found + total if is_shared else found
+        return tape.gradient(found, layer.trainable_variables)
+
+    assert ops_of(run, X).count("BiasAddGrad") == is_shared

@@ -1,0 +1,94 @@
+"""Decides which kernels compute the GELUs of a traced step, and says so."""
+
+import functools
+import logging
+import re
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tfaccel.common.run_log import summary
+from tfaccel.keras_internals.gelu import gelu
+from tfaccel.step import triton_calls
+from tfaccel.step.capability import LEAST_CAPABILITY, least_capability
+from tfaccel.step.gelu.calls import LARGEST, MULTIPLE_OF_COLUMNS
+from tfaccel.step.gelu.gelu import bias_gelu, with_bias
+
+log = logging.getLogger("tfaccel")
+
+OF_TRITON = re.compile("triton", re.IGNORECASE)  # in XLA's errors
+# XLA joins a GELU with what computes its input, unless that is one of these. Then tfaccel's kernel,
+# which XLA joins with nothing, reads no more than XLA's.
+PRODUCTS = {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "Conv2D"}
+_TERMS = "_tfaccel_terms"  # of a sum: what was added
+RESHAPES = {"Reshape", "Identity", "Squeeze", "ExpandDims"}
+
+
+class Gelus:
+    """Computes the GELUs of a model's steps: by tfaccel's kernels where they are quicker, or XLA's.
+
+    The kernels compute the bias of a matrix product and the GELU after it.
+    """
+
+    def __init__(self):
+        """Takes nothing."""
+        self._is_used, self._off = False, False
+
+    def turned_off_by(self, error: str) -> bool:
+        """Returns whether an error is of these kernels, which are then not used again."""
+        if not self._is_used or self._off or not OF_TRITON.search(error):
+            return False
+        self._off = True
+        first = error.strip().splitlines()[0]
+        summary(
+            "step: GELU is computed without tfaccel's kernels, because XLA refused one: %s", first
+        )
+        return True
+
+    def with_bias(self, add: Callable) -> Callable:
+        """Returns a replacement of `tf.nn.bias_add`, after which a GELU may have a kernel."""
+
+        @functools.wraps(add)
+        def added(value, bias, data_format=None, name=None):
+            is_last = data_format in (None, "NHWC", "N...C")
+            if self._off or not is_last or not _is_taken(value):
+                return add(value, bias, data_format, name)
+            bias = tf.convert_to_tensor(bias, value.dtype)  # Keras gives its variable
+            total = with_bias(value, bias)
+            setattr(total, _TERMS, (value, bias))
+            return total
+
+        return added
+
+    def __call__(self, x, approximate: bool = True) -> tf.Tensor:
+        """Returns `keras.ops.gelu`."""
+        terms = None if self._off else getattr(x, _TERMS, None)
+        if terms is None:
+            return gelu(x, approximate)
+        if not self._is_used:
+            self._is_used = True
+            log.info("step: tfaccel's kernels compute GELU and the bias before it")
+        return bias_gelu(x, *terms, approximate=approximate)
+
+
+def _is_taken(x) -> bool:
+    """Returns whether the kernels take x and a bias, and XLA has nothing to join them with."""
+    if not tf.is_symbolic_tensor(x) or x.dtype not in triton_calls.TYPES:
+        return False
+    if not x.shape.is_fully_defined() or x.shape[-1] % MULTIPLE_OF_COLUMNS:
+        return False
+    of = x.op
+    while of.type in RESHAPES:
+        of = of.inputs[0].op
+    return of.type in PRODUCTS and 0 < x.shape.num_elements() <= LARGEST
+
+
+def gelus_on(devices: Sequence[str], *, wanted: bool) -> Gelus | None:
+    """Returns what computes the GELUs of a model's steps; None if XLA alone does.
+
+    Args:
+      devices: TensorFlow's names of the replicas' devices in this process.
+      wanted: whether XLA is wanted.
+    """
+    capability = least_capability(devices) if wanted else None
+    return None if capability is None or capability < LEAST_CAPABILITY else Gelus()

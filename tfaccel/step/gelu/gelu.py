@@ -1,0 +1,104 @@
+"""A bias and GELU by Triton kernels, and their gradient, in a function that XLA compiles.
+
+A layer adds its bias before another layer may compute the GELU. So the two are apart here, and each
+has a gradient of its own. The GELU's kernel computes both: the gradient of the sum, and its sums
+over the rows, which are the bias's. The latter go along with the former as an attribute. If
+something else uses the sum too, TensorFlow adds up its gradients, and so the attribute is lost.
+"""
+
+import math
+
+import tensorflow as tf
+
+from tfaccel.keras_internals import gelu as by_xla
+from tfaccel.keras_internals.call_module import call_module
+from tfaccel.step.gelu import calls
+from tfaccel.step.gelu.calls import Gelu
+
+_SUMS = "_tfaccel_sums_of_rows"  # of a gradient
+
+
+def with_bias(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    """Returns x + bias, for which a later `bias_gelu` may have computed the bias's gradient.
+
+    Args:
+      x: [..., columns].
+      bias: [columns], of the same dtype.
+    """
+
+    @tf.custom_gradient
+    def add(x, bias):
+        def backward(gradient):
+            sums = getattr(gradient, _SUMS, None)
+            if sums is None:
+                sums = tf.raw_ops.BiasAddGrad(out_backprop=gradient)
+            return gradient, sums
+
+        return tf.raw_ops.BiasAdd(value=x, bias=bias), backward
+
+    return add(x, bias)
+
+
+def bias_gelu(total: tf.Tensor, x: tf.Tensor, bias: tf.Tensor, *, approximate: bool) -> tf.Tensor:
+    """Returns gelu(total), computed in float32 from x and the bias, and rounded once.
+
+    Args:
+      total: x + bias, which has the gradient.
+      x: [..., columns], float16 or bfloat16. Its shape is known when the function is traced.
+      bias: [columns], of the same dtype.
+      approximate: whether it is the form with tanh.
+    """
+    *rows, columns = x.shape
+    of = Gelu(rows=math.prod(rows), columns=columns, dtype=x.dtype, approximate=approximate)
+
+    @tf.custom_gradient
+    def run(total):
+        def backward(gradient):
+            own, sums = _gradients(of, x, bias)(gradient, total)
+            setattr(own, _SUMS, sums)
+            return own
+
+        return _forward(of, x, bias), backward
+
+    return run(total)
+
+
+def _forward(of: Gelu, x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    shape = (of.rows, of.columns)
+    given = [tf.reshape(x, shape), bias]
+    (found,) = call_module(calls.forward(of), given, [tf.TensorSpec(shape, of.dtype)])
+    return tf.reshape(found, x.shape)
+
+
+def _gradients(of: Gelu, x: tf.Tensor, bias: tf.Tensor):
+    """Returns the gradients of (total, bias), as a function of (the output's gradient, total)."""
+    shape = (of.rows, of.columns)
+
+    @tf.custom_gradient
+    def gradients(gradient, total):
+        # x and the bias are constants here: the gradient's own gradient is that of the total.
+        own, sums = call_module(
+            calls.backward(of),
+            [tf.reshape(x, shape), bias, tf.reshape(gradient, shape)],
+            [tf.TensorSpec(shape, of.dtype), tf.TensorSpec(of.sums, tf.float32)],
+        )
+        own = tf.reshape(own, x.shape)
+        sums = tf.cast(tf.reduce_sum(sums, axis=0), of.dtype)
+
+        def backward(of_own, of_sums):
+            return _of_plain(of, gradient, total, of_own + of_sums)
+
+        return (own, sums), backward
+
+    return gradients
+
+
+def _of_plain(of: Gelu, gradient, total, of_own) -> list[tf.Tensor]:
+    """Returns the gradients of the total's gradient, of (gradient, total), as XLA computes them."""
+    with tf.GradientTape() as outer:
+        outer.watch([gradient, total])
+        with tf.GradientTape() as inner:
+            inner.watch(total)
+            found = by_xla.gelu(total, of.approximate)
+        own = inner.gradient(found, total, output_gradients=gradient)
+    return outer.gradient(own, [gradient, total], output_gradients=of_own)
