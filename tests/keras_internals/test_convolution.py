@@ -159,6 +159,38 @@ def test_other_convolutions_stay_what_they_are(channels, layer):
 # Biases before a batch normalization.
 
 
+# What XLA writes before a product.
+
+
+HALF = {"dtype": "mixed_bfloat16"}
+PRODUCTS = [(layers.Conv2D, 1)]
+
+
+@pytest.mark.parametrize(("layer", "size"), PRODUCTS)
+def test_a_relu_of_batch_norm_is_written_before_a_product(layer, size):
+    norm = layers.BatchNormalization(**HALF), layers.Activation("relu", **HALF)
+    model = sequential(*norm, layer(4, size, strides=size, **HALF))
+    x = values((8, 6, 5, 3))
+    assert operations(model, x).count("XlaOptimizationBarrier") == 1
+    theirs = trained(model, x, paths=contextlib.nullcontext)
+    received = trained(model, x, paths=ours(), xla=True)
+    np.testing.assert_allclose(received[0], theirs[0], rtol=2e-2, atol=2e-2)
+    for name, each in theirs[1].items():  # bfloat16 has 8 bits, and sums are up to 480 products
+        scale = np.abs(each).max()
+        np.testing.assert_allclose(received[1][name], each, rtol=3e-2, atol=3e-2 * scale)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_a_relu_of_a_sum_may_be_in_the_product(dtype):
+    x = keras.Input((6, 5, 3))
+    y = layers.BatchNormalization(dtype=dtype)(x)
+    y = y if dtype == "float32" else layers.Add(dtype=dtype)([x, y])
+    y = layers.Conv2D(4, 1, dtype=dtype)(layers.Activation("relu", dtype=dtype)(y))
+    types = operations(keras.Model(x, y), values((2, 6, 5, 3)))
+    assert "MatMul" in types
+    assert "XlaOptimizationBarrier" not in types
+
+
 class TwoReaders(keras.Model):
     """The convolution's outputs are normalized, and also given as they are."""
 
