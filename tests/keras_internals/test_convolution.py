@@ -159,11 +159,51 @@ def test_other_convolutions_stay_what_they_are(channels, layer):
 # Biases before a batch normalization.
 
 
+# Transposed convolutions.
+
+
+@pytest.mark.parametrize(
+    ("size", "settings"),
+    [
+        (2, {}),
+        ((2, 3), {"padding": "same", "activation": "tanh"}),
+        pytest.param(1, {"use_bias": False}, marks=pytest.mark.slow),
+        pytest.param((3, 1), {"padding": "valid"}, marks=pytest.mark.slow),
+    ],
+)
+def test_of_transposed_windows_side_by_side(size, settings):
+    model = sequential(layers.Conv2DTranspose(4, size, strides=size, **settings))
+    assert_alike(model, x := values((2, 6, 5, 3)))
+    assert "Conv2DBackpropInput" not in operations(model, x)
+    assert "Conv2DBackpropInput" in operations(model, x, xla=False)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"strides": 1},
+        {"strides": 3},
+        {"strides": 2, "output_padding": 1},
+        {"strides": 1, "dilation_rate": 2, "kernel_size": 1},
+    ],
+    ids=["overlap", "gaps", "padding", "dilation"],
+)
+def test_other_transposed_windows_stay_what_they_are(settings):
+    model = sequential(layers.Conv2DTranspose(4, **{"kernel_size": 2, **settings}))
+    assert "Conv2DBackpropInput" in operations(model, values((2, 6, 5, 3)))
+
+
+def test_transposed_windows_of_unknown_height_go_to_keras():
+    model = sequential(layers.Conv2DTranspose(4, 2, strides=2), shape=(None, 5, 3))
+    types = operations(model, tf.TensorSpec((2, None, 5, 3)))
+    assert "Conv2DBackpropInput" in types
+
+
 # What XLA writes before a product.
 
 
 HALF = {"dtype": "mixed_bfloat16"}
-PRODUCTS = [(layers.Conv2D, 1)]
+PRODUCTS = [(layers.Conv2D, 1), (layers.Conv2DTranspose, 2)]
 
 
 @pytest.mark.parametrize(("layer", "size"), PRODUCTS)

@@ -1,9 +1,11 @@
 """Convolutions for a traced step: some as matrix products, some without a useless bias.
 
-Takes methods of Keras's `Conv2D` and `BatchNormalization`; gives functions that replace them in the
-classes while a step is traced. tfaccel/keras_internals/layer_paths.py puts them there.
+Takes methods of Keras's `Conv2D`, `Conv2DTranspose` and `BatchNormalization`; gives functions that
+replace them in the classes while a step is traced. tfaccel/keras_internals/layer_paths.py puts them
+there.
 
-    Conv2D.convolution_op = as_product(Conv2D.convolution_op)       # with XLA
+    Conv2D.convolution_op = as_product(Conv2D.convolution_op)               # with XLA
+    Conv2DTranspose.call = transposed_as_product(Conv2DTranspose.call)      # with XLA
     biases = CancelledBiases()
     Conv2D.call = biases.added(Conv2D.call)
     BatchNormalization.call = biases.cancelled(BatchNormalization.call)
@@ -83,6 +85,49 @@ def _written_once(inputs: tf.Tensor) -> tf.Tensor:
 @tf.custom_gradient
 def _written(values: tf.Tensor):
     return xla.optimization_barrier(values)[0], lambda gradient: gradient
+
+
+def transposed_as_product(call: Callable) -> Callable:
+    """Returns a replacement of `Conv2DTranspose.call` with windows side by side as a product.
+
+    XLA passes it to cuDNN as the gradient of a convolution with strides. If the windows touch and
+    do not overlap, each pixel becomes one window, so it is a product. The windows find their places
+    where the outputs are read: in a U-Net, where they are joined with the outputs of its other
+    branch.
+
+    All else uses `call`: windows that overlap or leave gaps, padding of the outputs, channels
+    first, inputs of unknown height, width or channels.
+
+    Args:
+      call: Keras's own `(self, inputs)`. The inputs are [batch, height, width, channels], the
+        kernel is [height, width, filters, channels].
+    """
+
+    @functools.wraps(call)
+    def product(self, inputs):
+        if not _sets_side_by_side(self, inputs):
+            return call(self, inputs)
+        kernel = keras.ops.convert_to_tensor(self.kernel)
+        height, width, filters, channels = kernel.shape
+        kernel = tf.reshape(kernel, [-1, channels])
+        products = tf.tensordot(_written_once(inputs), kernel, axes=[[3], [1]])
+        rows, columns = inputs.shape[1:3]
+        windows = tf.reshape(products, [-1, rows, columns, height, width, filters])
+        outputs = tf.reshape(
+            tf.transpose(windows, [0, 1, 3, 2, 4, 5]),
+            [-1, rows * height, columns * width, filters],
+        )
+        if self.use_bias:
+            outputs = outputs + keras.ops.convert_to_tensor(self.bias)
+        return outputs if self.activation is None else self.activation(outputs)
+
+    return product
+
+
+def _sets_side_by_side(layer, inputs) -> bool:
+    touches = layer.strides == layer.kernel_size and layer.dilation_rate == (1, 1)
+    is_plain = layer.data_format == "channels_last" and layer.output_padding is None
+    return touches and is_plain and inputs.shape[1:].is_fully_defined()
 
 
 def _sees_little(layer, inputs) -> bool:

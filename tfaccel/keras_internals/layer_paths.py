@@ -43,6 +43,7 @@ def layer_paths(
         replace(norm, "call", batch_norm.unbiased)
         if xla:
             replace(conv, "convolution_op", convolution.as_product)
+            replace(keras.layers.Conv2DTranspose, "call", convolution.transposed_as_product)
             replace(norm, "call", batch_norm.one_pass)
             replace(pooling, "call", max_pooling.indexed)
             replace(keras.layers.EinsumDense, "call", einsum_dense.as_product)
