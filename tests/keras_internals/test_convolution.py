@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfaccel.keras_internals.layer_paths import layer_paths
 
 layers = keras.layers
+HALF = {"dtype": "mixed_bfloat16"}
 
 
 def values(shape, dtype="float32", seed=0):
@@ -43,8 +44,8 @@ def trained(model, x, *, paths, training=True, xla=False):
     }
 
 
-def ours(xla=True):
-    return lambda: layer_paths(xla=xla, all_reduce=None)
+def ours(xla=True, on_gpu=False):
+    return lambda: layer_paths(xla=xla, all_reduce=None, on_gpu=on_gpu)
 
 
 def sequential(*each, shape=(6, 5, 3)):
@@ -106,6 +107,48 @@ def test_of_patches_too(size, padding, shape):
     assert "Conv2D" not in operations(model, x)
 
 
+@pytest.mark.parametrize(
+    ("size", "channels", "settings"),
+    [
+        (3, 3, {"padding": "same"}),
+        ((2, 4), 7, {}),
+        pytest.param((3, 1), 2, {"dilation_rate": 2, "padding": "same"}, marks=pytest.mark.slow),
+    ],
+)
+def test_few_channels_get_zeros_on_a_gpu(size, channels, settings):
+    model = sequential(layers.Conv2D(4, size, **HALF, **settings), shape=(6, 5, channels))
+    x = values((2, 6, 5, channels))
+    assert "Pad" in operations(model, x, on_gpu=True)
+    assert "Pad" not in operations(model, x)
+    assert_near(model, x, on_gpu=True)
+
+
+@pytest.mark.parametrize(
+    ("channels", "settings"),
+    [
+        (3, {"dtype": "float32"}),
+        (3, {"dtype": "mixed_float16"}),  # XLA adds the zeros
+        (3, {"strides": 2}),
+        (3, {"kernel_size": 1}),
+        (6, {"groups": 2}),
+        (8, {}),
+    ],
+)
+def test_other_channels_get_no_zeros(channels, settings):
+    settings = HALF | {"kernel_size": 3} | settings
+    model = sequential(layers.Conv2D(4, **settings), shape=(6, 5, channels))
+    assert "Pad" not in operations(model, values((2, 6, 5, channels)), on_gpu=True)
+
+
+def assert_near(model, x, *, on_gpu=False):
+    theirs = trained(model, x, paths=contextlib.nullcontext)
+    received = trained(model, x, paths=ours(on_gpu=on_gpu), xla=True)
+    np.testing.assert_allclose(received[0], theirs[0], rtol=2e-2, atol=2e-2)
+    for name, each in theirs[1].items():  # bfloat16 has 8 bits, and sums are up to 480 products
+        scale = np.abs(each).max()
+        np.testing.assert_allclose(received[1][name], each, rtol=3e-2, atol=3e-2 * scale)
+
+
 def assert_alike(model, x):
     theirs = trained(model, x, paths=contextlib.nullcontext)
     received = trained(model, x, paths=ours(), xla=True)
@@ -114,10 +157,10 @@ def assert_alike(model, x):
         np.testing.assert_allclose(received[1][name], each, rtol=1e-5, atol=1e-5)
 
 
-def operations(model, x, *, xla=True):
+def operations(model, x, *, xla=True, on_gpu=False):
     @tf.function
     def run(x):
-        with ours(xla)():
+        with ours(xla, on_gpu)():
             return model(x, training=True)
 
     graph = run.get_concrete_function(x).graph
@@ -202,7 +245,6 @@ def test_transposed_windows_of_unknown_height_go_to_keras():
 # What XLA writes before a product.
 
 
-HALF = {"dtype": "mixed_bfloat16"}
 PRODUCTS = [(layers.Conv2D, 1), (layers.Conv2DTranspose, 2)]
 
 
@@ -212,12 +254,7 @@ def test_a_relu_of_batch_norm_is_written_before_a_product(layer, size):
     model = sequential(*norm, layer(4, size, strides=size, **HALF))
     x = values((8, 6, 5, 3))
     assert operations(model, x).count("XlaOptimizationBarrier") == 1
-    theirs = trained(model, x, paths=contextlib.nullcontext)
-    received = trained(model, x, paths=ours(), xla=True)
-    np.testing.assert_allclose(received[0], theirs[0], rtol=2e-2, atol=2e-2)
-    for name, each in theirs[1].items():  # bfloat16 has 8 bits, and sums are up to 480 products
-        scale = np.abs(each).max()
-        np.testing.assert_allclose(received[1][name], each, rtol=3e-2, atol=3e-2 * scale)
+    assert_near(model, x)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])

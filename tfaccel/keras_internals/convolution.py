@@ -4,6 +4,7 @@ Takes methods of Keras's `Conv2D`, `Conv2DTranspose` and `BatchNormalization`; g
 replace them in the classes while a step is traced. tfaccel/keras_internals/layer_paths.py puts them
 there.
 
+    Conv2D.convolution_op = in_eights(Conv2D.convolution_op)                # with XLA, on a GPU
     Conv2D.convolution_op = as_product(Conv2D.convolution_op)               # with XLA
     Conv2DTranspose.call = transposed_as_product(Conv2DTranspose.call)      # with XLA
     biases = CancelledBiases()
@@ -65,6 +66,34 @@ def as_product(convolution_op: Callable) -> Callable:
         return tf.tensordot(inputs, tf.reshape(kernel, [-1, kernel.shape[-1]]), axes=1)
 
     return product
+
+
+def in_eights(convolution_op: Callable) -> Callable:
+    """Returns a replacement of `Conv2D.convolution_op` that adds channels of zeros to a few.
+
+    cuDNN's kernels take channels in eights. XLA adds zeros to the channels of float16, but not of
+    bfloat16 (xla/service/gpu/transforms/cudnn_pad_for_convolutions.cc), and images have three. The
+    gradient of the kernel is the worst: https://github.com/pytorch/pytorch/issues/54404.
+
+    It applies to bfloat16, less than eight channels and windows of more than a pixel, without
+    strides: with them, NVIDIA's guide to convolutions has four channels suffice.
+
+    Args:
+      convolution_op: as in `as_product`.
+    """
+
+    @functools.wraps(convolution_op)
+    def convolution(self, inputs, kernel):
+        is_few = self.data_format == "channels_last" and (inputs.shape[-1] or 8) < 8
+        is_dense = self.groups == 1 and self.strides == (1, 1) and self.kernel_size != (1, 1)
+        if not (is_few and is_dense and inputs.dtype == tf.bfloat16):
+            return convolution_op(self, inputs, kernel)
+        zeros = [0, MULTIPLE_OF_CHANNELS - inputs.shape[-1]]
+        inputs = tf.pad(inputs, [*[[0, 0]] * 3, zeros])
+        kernel = tf.pad(keras.ops.convert_to_tensor(kernel), [*[[0, 0]] * 2, zeros, [0, 0]])
+        return convolution_op(self, inputs, kernel)
+
+    return convolution
 
 
 def _written_once(inputs: tf.Tensor) -> tf.Tensor:

@@ -42,6 +42,8 @@ def layer_paths(
 
         replace(norm, "call", batch_norm.unbiased)
         if xla:
+            if on_gpu:
+                replace(conv, "convolution_op", convolution.in_eights)
             replace(conv, "convolution_op", convolution.as_product)
             replace(keras.layers.Conv2DTranspose, "call", convolution.transposed_as_product)
             replace(norm, "call", batch_norm.one_pass)
