@@ -7,7 +7,7 @@ there.
     Conv2D.convolution_op = in_eights(Conv2D.convolution_op)                # with XLA, on a GPU
     Conv2D.convolution_op = as_product(Conv2D.convolution_op)               # with XLA
     Conv2DTranspose.call = transposed_as_product(Conv2DTranspose.call)      # with XLA
-    biases = CancelledBiases()
+    biases = CancelledBiases(xla=True)
     Conv2D.call = biases.added(Conv2D.call)
     BatchNormalization.call = biases.cancelled(BatchNormalization.call)
 """
@@ -208,8 +208,9 @@ class CancelledBiases:
     and the bias gets its gradient.
     """
 
-    def __init__(self):
-        """Knows no convolution yet. Make one object for each trace."""
+    def __init__(self, *, xla: bool):
+        """Knows no convolution yet. Make one object for each trace; `xla` compiles it."""
+        self._xla = xla
         # From the id of the biased outputs to them, so that the id stays theirs, and their parts.
         self._added = {}
 
@@ -222,8 +223,8 @@ class CancelledBiases:
             if not conv.use_bias or not is_linear or conv.data_format != "channels_last":
                 return call(conv, inputs)
             outputs = conv.convolution_op(inputs, conv.kernel)
-            bias = keras.ops.convert_to_tensor(conv.bias)
-            biased = outputs + bias
+            bias = tf.convert_to_tensor(keras.ops.convert_to_tensor(conv.bias))  # no variable
+            biased = _biased(outputs, bias) if self._xla else outputs + bias
             self._added[id(biased)] = biased, outputs, bias
             return biased
 
@@ -245,6 +246,23 @@ class CancelledBiases:
             return call(norm, _without(outputs, bias), training=training, bias=in_mean)
 
         return call_without
+
+
+@tf.custom_gradient
+def _biased(outputs: tf.Tensor, bias: tf.Tensor):
+    """Returns outputs + bias, [batch, height, width, channels], for XLA.
+
+    The gradient of the bias is a sum over the gradient of the outputs. XLA writes that anyway, in
+    half precision, for the convolution. If it was computed in float32, as by a layer norm, XLA
+    would write it in float32, too, only for the sum. So it did 1.8 of 26.0 GB a step of a
+    ConvNeXt-Tiny (batch 128; tools/gpu_program.py).
+    """
+
+    def gradient(of_outputs):
+        of_outputs = _written(of_outputs)
+        return of_outputs, tf.reduce_sum(of_outputs, [0, 1, 2])
+
+    return outputs + bias, gradient
 
 
 def _takes_mean_away(norm, training, mask) -> bool:

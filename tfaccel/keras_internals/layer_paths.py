@@ -34,7 +34,7 @@ def layer_paths(
       all_reduce: A function that sums over replicas, for synchronized layers; None on one replica.
     """
     norm, conv = keras.layers.BatchNormalization, keras.layers.Conv2D
-    pooling, biases = keras.layers.MaxPooling2D, convolution.CancelledBiases()
+    pooling, biases = keras.layers.MaxPooling2D, convolution.CancelledBiases(xla=xla)
     with contextlib.ExitStack() as patches:
 
         def replace(layer, name, make):
