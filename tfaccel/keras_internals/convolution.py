@@ -19,9 +19,9 @@ from collections.abc import Callable
 
 import keras
 import tensorflow as tf
-from tensorflow.compiler.tf2xla.python import xla
 
 from tfaccel.keras_internals.batch_norm import has_keras_moments
+from tfaccel.keras_internals.written import written, written_if_of_norm
 
 MULTIPLE_OF_CHANNELS = 8  # that cuDNN's kernels take as they are
 MOST_PIXELS = 32  # in a window of grey pixels: the backward pass keeps all rows
@@ -55,7 +55,7 @@ def as_product(convolution_op: Callable) -> Callable:
         if is_plain and self.kernel_size == (1, 1):
             if self.strides != (1, 1):
                 inputs = inputs[:, :: self.strides[0], :: self.strides[1]]
-            inputs = _written_once(inputs)
+            inputs = written_if_of_norm(inputs)
         elif is_plain and _cuts_patches(self, inputs):
             inputs = _patches(inputs, self.kernel_size)
         elif is_plain and _sees_little(self, inputs):
@@ -96,26 +96,6 @@ def in_eights(convolution_op: Callable) -> Callable:
     return convolution
 
 
-def _written_once(inputs: tf.Tensor) -> tf.Tensor:
-    """Makes XLA write the inputs of a product, and not what their ReLU was taken of.
-
-    XLA puts a ReLU into the kernel of the product, and writes the batch norm before it. The
-    gradient of the ReLU then reads that, instead of computing it from the inputs of the batch norm,
-    which it reads anyway. It cost a U-Net of 32 x 256 x 256 0.5 of 24.7 GB a step, and a ResNet-50
-    0.6 of 59.7 GB (tools/gpu_program.py). Half precision computes batch norm in float32, so the
-    ReLU is of a `Cast`; that of a sum of two branches is not, and there XLA's way is the better.
-    """
-    op = getattr(inputs, "op", None)  # eager tensors have none
-    is_relu = op is not None and op.type == "Relu"
-    is_of_float32 = is_relu and op.inputs[0].op.type == "Cast"
-    return _written(inputs) if is_of_float32 else inputs
-
-
-@tf.custom_gradient
-def _written(values: tf.Tensor):
-    return xla.optimization_barrier(values)[0], lambda gradient: gradient
-
-
 def transposed_as_product(call: Callable) -> Callable:
     """Returns a replacement of `Conv2DTranspose.call` with windows side by side as a product.
 
@@ -139,7 +119,7 @@ def transposed_as_product(call: Callable) -> Callable:
         kernel = keras.ops.convert_to_tensor(self.kernel)
         height, width, filters, channels = kernel.shape
         kernel = tf.reshape(kernel, [-1, channels])
-        products = tf.tensordot(_written_once(inputs), kernel, axes=[[3], [1]])
+        products = tf.tensordot(written_if_of_norm(inputs), kernel, axes=[[3], [1]])
         rows, columns = inputs.shape[1:3]
         windows = tf.reshape(products, [-1, rows, columns, height, width, filters])
         outputs = tf.reshape(
@@ -259,7 +239,7 @@ def _biased(outputs: tf.Tensor, bias: tf.Tensor):
     """
 
     def gradient(of_outputs):
-        of_outputs = _written(of_outputs)
+        of_outputs = written(of_outputs)
         return of_outputs, tf.reduce_sum(of_outputs, [0, 1, 2])
 
     return outputs + bias, gradient

@@ -13,6 +13,7 @@ from tfaccel.keras_internals import batch_norm, convolution, einsum_dense, layer
 from tfaccel.keras_internals import gelu as gelu_in_xla
 from tfaccel.keras_internals.attention import attention_by
 from tfaccel.keras_internals.patching import patched
+from tfaccel.keras_internals.written import relu
 
 
 @contextlib.contextmanager
@@ -52,6 +53,7 @@ def layer_paths(
             patches.enter_context(patched(nn, "gelu", gelu or gelu_in_xla.gelu))
             if gelu is not None:
                 replace(tf.nn, "bias_add", gelu.with_bias)
+            patches.enter_context(patched(nn, "relu", relu))
             replace(operations, "_layer_normalization", layer_norm.one_pass)
             if on_gpu:
                 replace(keras.layers.LayerNormalization, "call", layer_norm.ordered)
