@@ -257,6 +257,21 @@ def _(monkeypatch):
     return seen == [((3, 3), (1, 1), 1, (3, 3, 1, 1))] and is_linear and np.all(outputs == 2)
 
 
+@canary("Conv2DTranspose.call", "is what a layer runs, and reads its settings of the layer")
+def _(monkeypatch):
+    seen = []
+
+    def note(layer, inputs):
+        seen.append((layer.kernel_size, layer.strides, layer.dilation_rate, layer.output_padding))
+        seen.append((layer.data_format, layer.use_bias, layer.kernel.shape))
+        return inputs
+
+    monkeypatch.setattr(layers.Conv2DTranspose, "call", note, raising=False)
+    layers.Conv2DTranspose(5, 2, strides=2)(tf.ones((1, 4, 4, 3)))
+    sizes, rest = seen[-2:]
+    return sizes == ((2, 2), (2, 2), (1, 1), None) and rest == ("channels_last", True, (2, 2, 5, 3))
+
+
 @canary("MaxPooling2D.call", "is what a layer runs, and reads its sizes of the layer")
 def _(monkeypatch):
     seen = []

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfaccel.keras_internals.layer_paths import layer_paths
 
 layers = keras.layers
+HALF = {"dtype": "mixed_bfloat16"}
 
 
 def values(shape, dtype="float32", seed=0):
@@ -43,8 +44,8 @@ def trained(model, x, *, paths, training=True, xla=False):
     }
 
 
-def ours(xla=True):
-    return lambda: layer_paths(xla=xla, all_reduce=None)
+def ours(xla=True, on_gpu=False):
+    return lambda: layer_paths(xla=xla, all_reduce=None, on_gpu=on_gpu)
 
 
 def sequential(*each, shape=(6, 5, 3)):
@@ -106,6 +107,48 @@ def test_of_patches_too(size, padding, shape):
     assert "Conv2D" not in operations(model, x)
 
 
+@pytest.mark.parametrize(
+    ("size", "channels", "settings"),
+    [
+        (3, 3, {"padding": "same"}),
+        ((2, 4), 7, {}),
+        pytest.param((3, 1), 2, {"dilation_rate": 2, "padding": "same"}, marks=pytest.mark.slow),
+    ],
+)
+def test_few_channels_get_zeros_on_a_gpu(size, channels, settings):
+    model = sequential(layers.Conv2D(4, size, **HALF, **settings), shape=(6, 5, channels))
+    x = values((2, 6, 5, channels))
+    assert "Pad" in operations(model, x, on_gpu=True)
+    assert "Pad" not in operations(model, x)
+    assert_near(model, x, on_gpu=True)
+
+
+@pytest.mark.parametrize(
+    ("channels", "settings"),
+    [
+        (3, {"dtype": "float32"}),
+        (3, {"dtype": "mixed_float16"}),  # XLA adds the zeros
+        (3, {"strides": 2}),
+        (3, {"kernel_size": 1}),
+        (6, {"groups": 2}),
+        (8, {}),
+    ],
+)
+def test_other_channels_get_no_zeros(channels, settings):
+    settings = HALF | {"kernel_size": 3} | settings
+    model = sequential(layers.Conv2D(4, **settings), shape=(6, 5, channels))
+    assert "Pad" not in operations(model, values((2, 6, 5, channels)), on_gpu=True)
+
+
+def assert_near(model, x, *, on_gpu=False, tolerance=0.02):
+    theirs = trained(model, x, paths=contextlib.nullcontext)
+    received = trained(model, x, paths=ours(on_gpu=on_gpu), xla=True)
+    np.testing.assert_allclose(received[0], theirs[0], rtol=tolerance, atol=tolerance)
+    for name, each in theirs[1].items():  # bfloat16 has 8 bits, and sums are up to 480 products
+        scale = np.abs(each).max()
+        np.testing.assert_allclose(received[1][name], each, rtol=3e-2, atol=3e-2 * scale)
+
+
 def assert_alike(model, x):
     theirs = trained(model, x, paths=contextlib.nullcontext)
     received = trained(model, x, paths=ours(), xla=True)
@@ -114,10 +157,10 @@ def assert_alike(model, x):
         np.testing.assert_allclose(received[1][name], each, rtol=1e-5, atol=1e-5)
 
 
-def operations(model, x, *, xla=True):
+def operations(model, x, *, xla=True, on_gpu=False):
     @tf.function
     def run(x):
-        with ours(xla)():
+        with ours(xla, on_gpu)():
             return model(x, training=True)
 
     graph = run.get_concrete_function(x).graph
@@ -157,6 +200,72 @@ def test_other_convolutions_stay_what_they_are(channels, layer):
 
 
 # Biases before a batch normalization.
+
+
+# Transposed convolutions.
+
+
+@pytest.mark.parametrize(
+    ("size", "settings"),
+    [
+        (2, {}),
+        ((2, 3), {"padding": "same", "activation": "tanh"}),
+        pytest.param(1, {"use_bias": False}, marks=pytest.mark.slow),
+        pytest.param((3, 1), {"padding": "valid"}, marks=pytest.mark.slow),
+    ],
+)
+def test_of_transposed_windows_side_by_side(size, settings):
+    model = sequential(layers.Conv2DTranspose(4, size, strides=size, **settings))
+    assert_alike(model, x := values((2, 6, 5, 3)))
+    assert "Conv2DBackpropInput" not in operations(model, x)
+    assert "Conv2DBackpropInput" in operations(model, x, xla=False)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"strides": 1},
+        {"strides": 3},
+        {"strides": 2, "output_padding": 1},
+        {"strides": 1, "dilation_rate": 2, "kernel_size": 1},
+    ],
+    ids=["overlap", "gaps", "padding", "dilation"],
+)
+def test_other_transposed_windows_stay_what_they_are(settings):
+    model = sequential(layers.Conv2DTranspose(4, **{"kernel_size": 2, **settings}))
+    assert "Conv2DBackpropInput" in operations(model, values((2, 6, 5, 3)))
+
+
+def test_transposed_windows_of_unknown_height_go_to_keras():
+    model = sequential(layers.Conv2DTranspose(4, 2, strides=2), shape=(None, 5, 3))
+    types = operations(model, tf.TensorSpec((2, None, 5, 3)))
+    assert "Conv2DBackpropInput" in types
+
+
+# What XLA writes before a product.
+
+
+PRODUCTS = [(layers.Conv2D, 1), (layers.Conv2DTranspose, 2)]
+
+
+@pytest.mark.parametrize(("layer", "size"), PRODUCTS)
+def test_a_relu_of_batch_norm_is_written_before_a_product(layer, size):
+    norm = layers.BatchNormalization(**HALF), layers.Activation("relu", **HALF)
+    model = sequential(*norm, layer(4, size, strides=size, **HALF))
+    x = values((8, 6, 5, 3))
+    assert operations(model, x).count("XlaOptimizationBarrier") == 1
+    assert_near(model, x)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_a_relu_of_a_sum_may_be_in_the_product(dtype):
+    x = keras.Input((6, 5, 3))
+    y = layers.BatchNormalization(dtype=dtype)(x)
+    y = y if dtype == "float32" else layers.Add(dtype=dtype)([x, y])
+    y = layers.Conv2D(4, 1, dtype=dtype)(layers.Activation("relu", dtype=dtype)(y))
+    types = operations(keras.Model(x, y), values((2, 6, 5, 3)))
+    assert "MatMul" in types
+    assert "XlaOptimizationBarrier" not in types
 
 
 class TwoReaders(keras.Model):
@@ -216,6 +325,27 @@ def test_where_the_bias_is_seen_its_gradient_is_there():
     assert np.abs(expected["bias"]).max() > 1
     for name, each in expected.items():
         np.testing.assert_allclose(received[name], each, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_the_gradient_of_a_bias_is_summed_from_half_precision(groups):
+    conv = layers.Conv2D(32, 3, padding="same", groups=groups, **HALF)
+    model = sequential(conv, layers.LayerNormalization(**HALF), shape=(6, 5, 4))
+    x = values((4, 6, 5, 4))
+
+    def num_barriers(xla):
+        @tf.function
+        def run(x):
+            with ours(xla)():
+                y = model(x, training=True)
+            return tf.gradients(y, [each.value for each in model.trainable_variables])
+
+        operations = run.get_concrete_function(x).graph.get_operations()
+        return sum(each.type == "XlaOptimizationBarrier" for each in operations)
+
+    assert num_barriers(xla=True) == 1
+    assert num_barriers(xla=False) == 0
+    assert_near(model, x, tolerance=0.1)  # what the norm enlarges is rounded to 1/16
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,17 @@ def test_two_channels_go_together(use_indexed, dtype, window, strides, padding):
 
 
 @pytest.mark.parametrize(
+    ("window", "strides", "is_apart"), [(3, 2, True), (2, None, False), (2, 3, False)]
+)
+def test_a_pass_of_its_own_only_where_windows_overlap(use_indexed, window, strides, is_apart):
+    use_indexed()
+    run = tf.function(lambda x: tf.gradients(LAYER(window, strides=strides)(x), x))
+    graph = run.get_concrete_function(tf.TensorSpec((2, 9, 8, 4), "float16")).graph
+    types = {each.type for each in graph.get_operations()}
+    assert ("XlaOptimizationBarrier" in types) == is_apart
+
+
+@pytest.mark.parametrize(
     ("channels", "dtype"),  # of 16 bits two may go together
     [
         (2, "float16"),
@@ -213,10 +224,13 @@ def test_where_all_is_minus_infinity_no_gradient_goes_to_padding(use_indexed, wi
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("padding", [pytest.param("valid", marks=pytest.mark.slow), "same"])
-def test_its_gradient_has_a_gradient(use_indexed, padding):
+@pytest.mark.parametrize(
+    ("padding", "window"),
+    [pytest.param("valid", 3, marks=pytest.mark.slow), ("same", 3), ("same", 2)],
+)
+def test_its_gradient_has_a_gradient(use_indexed, padding, window):
     x = tf.constant(np.random.default_rng(0).normal(size=(2, 7, 6, 2)), tf.float32)
-    layer = LAYER((3, 2), strides=(2, 3), padding=padding)
+    layer = LAYER((window, 2), strides=(2, 3), padding=padding)
 
     def penalty(x):
         with tf.GradientTape() as outer:

@@ -1,10 +1,13 @@
 """Convolutions for a traced step: some as matrix products, some without a useless bias.
 
-Takes methods of Keras's `Conv2D` and `BatchNormalization`; gives functions that replace them in the
-classes while a step is traced. tfaccel/keras_internals/layer_paths.py puts them there.
+Takes methods of Keras's `Conv2D`, `Conv2DTranspose` and `BatchNormalization`; gives functions that
+replace them in the classes while a step is traced. tfaccel/keras_internals/layer_paths.py puts them
+there.
 
-    Conv2D.convolution_op = as_product(Conv2D.convolution_op)       # with XLA
-    biases = CancelledBiases()
+    Conv2D.convolution_op = in_eights(Conv2D.convolution_op)                # with XLA, on a GPU
+    Conv2D.convolution_op = as_product(Conv2D.convolution_op)               # with XLA
+    Conv2DTranspose.call = transposed_as_product(Conv2DTranspose.call)      # with XLA
+    biases = CancelledBiases(xla=True)
     Conv2D.call = biases.added(Conv2D.call)
     BatchNormalization.call = biases.cancelled(BatchNormalization.call)
 """
@@ -18,6 +21,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.keras_internals.batch_norm import has_keras_moments
+from tfaccel.keras_internals.written import written, written_if_of_norm
 
 MULTIPLE_OF_CHANNELS = 8  # that cuDNN's kernels take as they are
 MOST_PIXELS = 32  # in a window of grey pixels: the backward pass keeps all rows
@@ -51,6 +55,7 @@ def as_product(convolution_op: Callable) -> Callable:
         if is_plain and self.kernel_size == (1, 1):
             if self.strides != (1, 1):
                 inputs = inputs[:, :: self.strides[0], :: self.strides[1]]
+            inputs = written_if_of_norm(inputs)
         elif is_plain and _cuts_patches(self, inputs):
             inputs = _patches(inputs, self.kernel_size)
         elif is_plain and _sees_little(self, inputs):
@@ -61,6 +66,77 @@ def as_product(convolution_op: Callable) -> Callable:
         return tf.tensordot(inputs, tf.reshape(kernel, [-1, kernel.shape[-1]]), axes=1)
 
     return product
+
+
+def in_eights(convolution_op: Callable) -> Callable:
+    """Returns a replacement of `Conv2D.convolution_op` that adds channels of zeros to a few.
+
+    cuDNN's kernels take channels in eights. XLA adds zeros to the channels of float16, but not of
+    bfloat16 (xla/service/gpu/transforms/cudnn_pad_for_convolutions.cc), and images have three. The
+    gradient of the kernel is the worst: https://github.com/pytorch/pytorch/issues/54404.
+
+    It applies to bfloat16, less than eight channels and windows of more than a pixel, without
+    strides: with them, NVIDIA's guide to convolutions has four channels suffice.
+
+    Args:
+      convolution_op: as in `as_product`.
+    """
+
+    @functools.wraps(convolution_op)
+    def convolution(self, inputs, kernel):
+        is_few = self.data_format == "channels_last" and (inputs.shape[-1] or 8) < 8
+        is_dense = self.groups == 1 and self.strides == (1, 1) and self.kernel_size != (1, 1)
+        if not (is_few and is_dense and inputs.dtype == tf.bfloat16):
+            return convolution_op(self, inputs, kernel)
+        zeros = [0, MULTIPLE_OF_CHANNELS - inputs.shape[-1]]
+        inputs = tf.pad(inputs, [*[[0, 0]] * 3, zeros])
+        kernel = tf.pad(keras.ops.convert_to_tensor(kernel), [*[[0, 0]] * 2, zeros, [0, 0]])
+        return convolution_op(self, inputs, kernel)
+
+    return convolution
+
+
+def transposed_as_product(call: Callable) -> Callable:
+    """Returns a replacement of `Conv2DTranspose.call` with windows side by side as a product.
+
+    XLA passes it to cuDNN as the gradient of a convolution with strides. If the windows touch and
+    do not overlap, each pixel becomes one window, so it is a product. The windows find their places
+    where the outputs are read: in a U-Net, where they are joined with the outputs of its other
+    branch.
+
+    All else uses `call`: windows that overlap or leave gaps, padding of the outputs, channels
+    first, inputs of unknown height, width or channels.
+
+    Args:
+      call: Keras's own `(self, inputs)`. The inputs are [batch, height, width, channels], the
+        kernel is [height, width, filters, channels].
+    """
+
+    @functools.wraps(call)
+    def product(self, inputs):
+        if not _sets_side_by_side(self, inputs):
+            return call(self, inputs)
+        kernel = keras.ops.convert_to_tensor(self.kernel)
+        height, width, filters, channels = kernel.shape
+        kernel = tf.reshape(kernel, [-1, channels])
+        products = tf.tensordot(written_if_of_norm(inputs), kernel, axes=[[3], [1]])
+        rows, columns = inputs.shape[1:3]
+        windows = tf.reshape(products, [-1, rows, columns, height, width, filters])
+        outputs = tf.reshape(
+            tf.transpose(windows, [0, 1, 3, 2, 4, 5]),
+            [-1, rows * height, columns * width, filters],
+        )
+        if self.use_bias:
+            outputs = outputs + keras.ops.convert_to_tensor(self.bias)
+        return outputs if self.activation is None else self.activation(outputs)
+
+    return product
+
+
+def _sets_side_by_side(layer, inputs) -> bool:
+    touches = layer.strides == layer.kernel_size and layer.dilation_rate == (1, 1)
+    is_plain = layer.data_format == "channels_last" and layer.output_padding is None
+    return touches and is_plain and inputs.shape[1:].is_fully_defined()
 
 
 def _sees_little(layer, inputs) -> bool:
@@ -112,8 +188,9 @@ class CancelledBiases:
     and the bias gets its gradient.
     """
 
-    def __init__(self):
-        """Knows no convolution yet. Make one object for each trace."""
+    def __init__(self, *, xla: bool):
+        """Knows no convolution yet. Make one object for each trace; `xla` compiles it."""
+        self._xla = xla
         # From the id of the biased outputs to them, so that the id stays theirs, and their parts.
         self._added = {}
 
@@ -126,8 +203,8 @@ class CancelledBiases:
             if not conv.use_bias or not is_linear or conv.data_format != "channels_last":
                 return call(conv, inputs)
             outputs = conv.convolution_op(inputs, conv.kernel)
-            bias = keras.ops.convert_to_tensor(conv.bias)
-            biased = outputs + bias
+            bias = tf.convert_to_tensor(keras.ops.convert_to_tensor(conv.bias))  # no variable
+            biased = _biased(outputs, bias) if self._xla else outputs + bias
             self._added[id(biased)] = biased, outputs, bias
             return biased
 
@@ -149,6 +226,23 @@ class CancelledBiases:
             return call(norm, _without(outputs, bias), training=training, bias=in_mean)
 
         return call_without
+
+
+@tf.custom_gradient
+def _biased(outputs: tf.Tensor, bias: tf.Tensor):
+    """Returns outputs + bias, [batch, height, width, channels], for XLA.
+
+    The gradient of the bias is a sum over the gradient of the outputs. XLA writes that anyway, in
+    half precision, for the convolution. If it was computed in float32, as by a layer norm, XLA
+    would write it in float32, too, only for the sum. So it did 1.8 of 26.0 GB a step of a
+    ConvNeXt-Tiny (batch 128; tools/gpu_program.py).
+    """
+
+    def gradient(of_outputs):
+        of_outputs = written(of_outputs)
+        return of_outputs, tf.reduce_sum(of_outputs, [0, 1, 2])
+
+    return outputs + bias, gradient
 
 
 def _takes_mean_away(norm, training, mask) -> bool:

@@ -14,6 +14,7 @@ from tfaccel.keras_internals import gelu as gelu_in_xla
 from tfaccel.keras_internals.attention import attention_by
 from tfaccel.keras_internals.cross_entropy import gathered
 from tfaccel.keras_internals.patching import patched
+from tfaccel.keras_internals.written import relu
 
 
 @contextlib.contextmanager
@@ -35,7 +36,7 @@ def layer_paths(
       all_reduce: A function that sums over replicas, for synchronized layers; None on one replica.
     """
     norm, conv = keras.layers.BatchNormalization, keras.layers.Conv2D
-    pooling, biases = keras.layers.MaxPooling2D, convolution.CancelledBiases()
+    pooling, biases = keras.layers.MaxPooling2D, convolution.CancelledBiases(xla=xla)
     with contextlib.ExitStack() as patches:
 
         def replace(layer, name, make):
@@ -43,7 +44,10 @@ def layer_paths(
 
         replace(norm, "call", batch_norm.unbiased)
         if xla:
+            if on_gpu:
+                replace(conv, "convolution_op", convolution.in_eights)
             replace(conv, "convolution_op", convolution.as_product)
+            replace(keras.layers.Conv2DTranspose, "call", convolution.transposed_as_product)
             replace(norm, "call", batch_norm.one_pass)
             replace(pooling, "call", max_pooling.indexed)
             replace(keras.layers.EinsumDense, "call", einsum_dense.as_product)
@@ -53,6 +57,7 @@ def layer_paths(
             # Keras's sparse losses and metrics all call this function.
             cross_entropy = functools.partial(gathered, on_gpu=on_gpu)
             replace(tf.nn, "sparse_softmax_cross_entropy_with_logits", cross_entropy)
+            patches.enter_context(patched(nn, "relu", relu))
             replace(operations, "_layer_normalization", layer_norm.one_pass)
             if on_gpu:
                 replace(keras.layers.LayerNormalization, "call", layer_norm.ordered)

@@ -1,0 +1,88 @@
+"""A ReLU as a traced step has it against Keras's own, and what its gradient makes XLA write."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfaccel.keras_internals.layer_paths import layer_paths
+
+layers = keras.layers
+
+
+def small_model(dtype, readers, norm=True):
+    """A batch norm or a sum, a ReLU, and `readers` convolutions that read it, summed."""
+    keras.utils.set_random_seed(0)
+    settings = {"dtype": dtype}
+    x = inputs = keras.Input((6, 5, 4))
+    x = layers.BatchNormalization(**settings)(x) if norm else layers.Add(**settings)([x, x])
+    x = layers.Activation("relu", **settings)(x)
+    each = [layers.Conv2D(8, 3, use_bias=False, **settings)(x) for _ in range(readers)]
+    return keras.Model(inputs, layers.Add(**settings)(each) if readers > 1 else each[0])
+
+
+def traced(model, x, paths, *, xla=True):
+    """The function that computes the outputs and all gradients."""
+
+    @tf.function(jit_compile=xla)
+    def run(x):
+        with paths(), tf.GradientTape() as tape:
+            tape.watch(x)
+            y = model(x, training=True)
+            loss = tf.reduce_sum(tf.cast(y, "float32") ** 2)
+        return y, tape.gradient(loss, [x, *(each.value for each in model.trainable_variables)])
+
+    return run
+
+
+def ours():
+    return layer_paths(xla=True, all_reduce=None)
+
+
+def values():
+    return tf.constant(np.random.default_rng(0).normal(size=(8, 6, 5, 4)), tf.float32)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_written"),
+    [
+        (("mixed_bfloat16", 2), True),
+        (("mixed_float16", 3), True),
+        (("mixed_bfloat16", 1), False),
+        (("mixed_bfloat16", 2, False), False),
+        (("float32", 2), False),
+    ],
+    ids=["two readers", "three readers", "one reader", "no norm", "float32"],
+)
+def test_a_sum_of_gradients_is_written(settings, is_written):
+    graph = traced(small_model(*settings), values(), ours).get_concrete_function(values()).graph
+    types = [each.type for each in graph.get_operations()]
+    assert types.count("XlaOptimizationBarrier") == is_written
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("mixed_bfloat16", 0.03), ("float32", 1e-4)])
+def test_the_gradients_are_keras(dtype, tolerance):
+    model = small_model(dtype, 2)
+    theirs = tf.nest.flatten(traced(model, values(), contextlib.nullcontext, xla=False)(values()))
+    received = tf.nest.flatten(traced(model, values(), ours)(values()))
+    for own, other in zip(received, theirs, strict=True):
+        other = tf.cast(other, "float32").numpy()
+        atol = tolerance * np.abs(other).max()  # bfloat16 has 8 bits
+        np.testing.assert_allclose(tf.cast(own, "float32"), other, rtol=tolerance, atol=atol)
+
+
+def test_the_gradient_has_a_gradient():
+    model = small_model("mixed_bfloat16", 2)
+
+    def penalty(x):
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with ours(), tf.GradientTape() as inner:
+                inner.watch(x)
+                loss = tf.reduce_sum(tf.cast(model(x, training=True), "float32") ** 2)
+            penalty = tf.reduce_sum(inner.gradient(loss, x) ** 2)
+        return outer.gradient(penalty, x)
+
+    assert np.abs(tf.function(penalty, jit_compile=True)(values())).max() > 0
