@@ -1394,6 +1394,50 @@ def _(monkeypatch):
     return found == [("int64", "float32", (2,))] * 2
 
 
+@canary("numpy.matmul", "computes the products of Dense and of ReversibleEmbedding")
+def _(monkeypatch):
+    tokens = layers.ReversibleEmbedding(5, 4)
+
+    def run():
+        layers.Dense(3)(tf.ones((2, 4)))
+        tokens(tokens(tf.zeros((2,), tf.int32)), reverse=True)
+
+    return called_in(monkeypatch, backend.numpy, ["matmul"], run) == ["matmul"] * 2
+
+
+@canary("numpy.add", "adds a layer's bias, a variable, by tf.nn.bias_add and its name")
+def _(monkeypatch):
+    found = []
+
+    def noted(value, bias, data_format=None):
+        found.append((tuple(value.shape), tuple(bias.shape), data_format))
+        return value
+
+    monkeypatch.setattr(tf.nn, "bias_add", noted)
+    layers.Dense(3)(tf.ones((2, 4)))
+    layers.EinsumDense("ab,bc->ac", 3, bias_axes="c")(tf.ones((2, 4)))
+    return found == [((2, 3), (3,), "NHWC")] * 2
+
+
+@canary("nn.gelu", "is what the activation calls, with the sum itself")
+def _(monkeypatch):
+    totals, found, add = [], [], tf.nn.bias_add
+
+    def added(*args, **kwargs):
+        totals.append(add(*args, **kwargs))
+        return totals[-1]
+
+    def noted(x, approximate):
+        found.append((x is totals[-1], approximate))
+        return x
+
+    monkeypatch.setattr(tf.nn, "bias_add", added)
+    monkeypatch.setattr(nn, "gelu", noted)
+    layers.Dense(3, activation="gelu")(tf.ones((2, 4)))
+    keras.activations.gelu(layers.Dense(3)(tf.ones((2, 4))), approximate=True)
+    return found == [(True, False), (True, True)]
+
+
 @canary("_flash_attention", "is what a layer asks for, and False becomes None")
 def _():
     asked = (True, None, False)

@@ -6,10 +6,17 @@ from collections.abc import Callable
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow import nn
+from keras.src.backend.tensorflow import nn, numpy
 from keras.src.ops import nn as operations
 
-from tfaccel.keras_internals import batch_norm, convolution, einsum_dense, layer_norm, max_pooling
+from tfaccel.keras_internals import (
+    batch_norm,
+    convolution,
+    einsum_dense,
+    layer_norm,
+    max_pooling,
+    padded_product,
+)
 from tfaccel.keras_internals import gelu as gelu_in_xla
 from tfaccel.keras_internals.attention import attention_by
 from tfaccel.keras_internals.cross_entropy import gathered
@@ -60,6 +67,7 @@ def layer_paths(
             patches.enter_context(patched(nn, "relu", relu))
             replace(operations, "_layer_normalization", layer_norm.one_pass)
             if on_gpu:
+                replace(numpy, "matmul", padded_product.in_eights)
                 replace(keras.layers.LayerNormalization, "call", layer_norm.ordered)
                 replace(keras.layers.RMSNormalization, "call", layer_norm.ordered)
             if attention is not None:
