@@ -25,6 +25,10 @@ the device do not count as memory, and the rival with the least memory counts.
     python tools/bench.py --rows=V7,L1 --torch-python=python3 --output=out --time-limit=580
     python tools/bench.py --rows=V,L --smoke --torch-python=python3
 
+--together is for a machine that you have for a short time: all arms of a row compile at once. Then
+the time of a first step is that of busy cores, and the arms tune their programs on a GPU that
+others use. Compare a row with one that was set up arm by arm before you trust it.
+
 A time limit leaves out first the arms that are not set up in time, and then turns. An arm of a big
 network takes one to three minutes to be set up, and one with max-autotune up to ten.
 
@@ -123,6 +127,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="arms of the rows V and L whose name has one of these words, for example max-autotune",
     )
     add("--time-limit", type=whole(1), metavar="S", help="seconds for the call; default: no limit")
+    add("--together", action="store_true", help="set up the arms of a row at the same time")
     add("--smoke", action="store_true", help="tiny networks in the rows V and L, also on a CPU")
     add("--repeats", type=whole(1), default=3, help="stretches of each arm")
     add("--steps", type=whole(1), default=300, help="timed steps in a stretch")
@@ -268,7 +273,9 @@ def measure_with(
 
         row = with_work(row, options)
         limit = TimeLimit(LIMIT_S, ends=ends)
-        yield from measure_row(row, start, repeats=options.repeats, limit=limit)
+        yield from measure_row(
+            row, start, repeats=options.repeats, limit=limit, together=options.together
+        )
 
 
 def with_work(row: Row, options: argparse.Namespace) -> Row:

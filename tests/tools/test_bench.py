@@ -110,6 +110,26 @@ def test_step_times_become_percentiles(bench, fake, a_row):
     assert not found["is_met"]  # for that alone
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_arms_are_set_up_together_on_demand(bench, fake, a_row, together):
+    """Then all are started before the first is waited for. A failed one is left out as ever."""
+    events = []
+
+    def start(name, *arguments):
+        arm, events[len(events) :] = fake(name, *arguments), [f"start {name}"]
+        own = arm.ready
+        arm.ready = lambda **limit: (events.append(f"ready {name}"), own(**limit))[1]
+        return arm
+
+    row = a_row(rivals={"b": {"values": [2.0]}, "c": {"values": [2.0], "dies": "at once"}})
+    limit = bench.TimeLimit(LIMIT_S)
+    *_, found = bench.measure_row(row, start, repeats=1, limit=limit, together=together)
+    starts, waits = ([f"{what} {each}" for each in "abc"] for what in ("start", "ready"))
+    each_in_turn = [event for pair in zip(starts, waits, strict=True) for event in pair]
+    assert events == (starts + waits if together else each_in_turn)
+    assert (found["ratio"], "failed" in found["rivals"]["c"]) == (1.5, True)
+
+
 def test_starts_are_cold_then_warm_by_the_same_folder(bench, fake, a_row):
     folders = []
 

@@ -32,7 +32,9 @@ OUT = {"failed", "left out"}  # the record of an arm without further turns has o
 Sides = tuple[dict[str, dict], dict[str, dict]]
 
 
-def measure_row(row: Row, start: Start, *, repeats: int, limit: TimeLimit) -> Iterator[dict]:
+def measure_row(
+    row: Row, start: Start, *, repeats: int, limit: TimeLimit, together: bool = False
+) -> Iterator[dict]:
     """Measures a row; yields its result so far after each turn of all arms.
 
     Args:
@@ -40,12 +42,15 @@ def measure_row(row: Row, start: Start, *, repeats: int, limit: TimeLimit) -> It
       start: starts an arm from its name, its settings, and variables to add to its environment.
       repeats: the number of turns.
       limit: the time limit for the setup of an arm, for each stretch, and for the whole call.
+      together: whether the arms are set up at the same time; not of START.
 
     Raises:
       ArmError: all arms of a side died, or did not answer in time.
     """
-    measure = measure_starts if row.measure == START else measure_stretches
-    turns = measure(row, start, repeats=repeats, limit=limit)
+    if row.measure == START:
+        turns = measure_starts(row, start, repeats=repeats, limit=limit)
+    else:
+        turns = measure_stretches(row, start, repeats=repeats, limit=limit, together=together)
     for number, sides in enumerate(turns, start=1):
         yield {"repeats": number} | result_of(row, sides)
 
@@ -106,7 +111,9 @@ def memory_ratio(ours: dict, rivals: Iterable[dict]) -> float | None:
     return memory_mib(ours) / min(map(memory_mib, rivals))
 
 
-def measure_stretches(row: Row, start: Start, *, repeats: int, limit: TimeLimit) -> Iterator[Sides]:
+def measure_stretches(
+    row: Row, start: Start, *, repeats: int, limit: TimeLimit, together: bool = False
+) -> Iterator[Sides]:
     """Yields the records of both sides after each turn; in a turn, each arm has a stretch."""
     sides, running = ({}, {}), []
     kept_s = limit.kept_for_stretches()
@@ -114,17 +121,18 @@ def measure_stretches(row: Row, start: Start, *, repeats: int, limit: TimeLimit)
         for side, arms in zip(sides, (row.ours, row.rivals), strict=True):
             for name, settings in arms.items():
                 record = side[name] = {"stretches": []}
-                left_s = limit.left(kept_s=kept_s)
-                if left_s <= 0:
+                if limit.left(kept_s=kept_s) <= 0:
                     record["failed"] = f"arm '{name}' was not started: the time limit is reached"
                     print(f"bench: {record['failed']}", file=sys.stderr, flush=True)
                     continue
-                arm = stack.enter_context(start(name, settings, {}))
-                running.append((arm, record))
-                with out_if_it_fails(arm, record):
-                    record |= as_recorded(arm.ready(limit_s=left_s))
-                    took = f"its first step ended after {record[START]:.1f} s"
-                    print(f"bench: set up arm '{name}': {took}", file=sys.stderr, flush=True)
+                running.append((stack.enter_context(start(name, settings, {})), record))
+                if not together:
+                    wait_for(*running[-1], limit_s=limit.left(kept_s=kept_s))
+            if not together:
+                check_any_is_left(side)
+        for arm, record in running if together else ():
+            wait_for(arm, record, limit_s=max(1, limit.left(kept_s=kept_s)))
+        for side in sides:
             check_any_is_left(side)
         turn_s = 0
         for turn in range(repeats):
@@ -149,6 +157,14 @@ def measure_stretches(row: Row, start: Start, *, repeats: int, limit: TimeLimit)
             yield sides
         for arm, _ in running:
             arm.tell_end()  # all at once, so that they end at the same time
+
+
+def wait_for(arm: ArmProcess, record: dict, *, limit_s: float) -> None:
+    """Waits until an arm is set up, and records how; an arm that fails is out."""
+    with out_if_it_fails(arm, record):
+        record |= as_recorded(arm.ready(limit_s=limit_s))
+        took = f"its first step ended after {record[START]:.1f} s"
+        print(f"bench: set up arm '{arm.name}': {took}", file=sys.stderr, flush=True)
 
 
 def say_no_further(turn: int, repeats: int, seconds: float) -> None:

@@ -198,6 +198,8 @@ def network_row(
         "bfloat16": rival | {"mode": "default"},
         "bfloat16, max-autotune": rival | {"mode": "max-autotune"},
     }
+    if network == "lstm":  # tfaccel's best arm is in float16
+        rivals["float16, scaled"] = rival | {"mode": "default", "dtype": "float16"}
     if network == "attention":
         rivals["bfloat16, cuDNN's attention"] = rival | {"mode": "default", "attention": "cudnn"}
     needs = {"own": (), "torchvision": ()}.get(facts.source, (facts.source,))
