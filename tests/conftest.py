@@ -301,7 +301,7 @@ def in_one_function(monkeypatch):
     TensorFlow's own are none for a loop (it ends the process), so that the loop is unrolled.
     """
 
-    def unrolled(step, make_batch, inputs, shared):
+    def unrolled(step, make_batch, inputs, shared, *, trains):
         codes = []
         for index in range(next(iter(inputs.values())).shape[0]):
             own = {name: each[index] for name, each in inputs.items()}

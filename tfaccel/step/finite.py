@@ -318,13 +318,13 @@ def _good_in_parts(after, before) -> Iterator[tuple[int, list[tf.Tensor]]]:
     for start in range(0, len(after), AT_ONCE):
         part = slice(start, start + AT_ONCE)
         good = [_good(*each) for each in zip(after[part], before[part], strict=True)]
-        good = [tf.reduce_all(each, axis) if _is_large(each) else each for each in good]
+        good = [each if is_small(each) else tf.reduce_all(each, axis) for each in good]
         yield start, [each if len(each.shape) == 1 else tf.reshape(each, flat) for each in good]
 
 
-def _is_large(tensor: tf.Tensor) -> bool:
-    """Returns whether a tensor is reduced by itself before it is checked with others."""
-    return len(tensor.shape) > 1 and tensor.shape.num_elements() > MOST_WHOLE
+def is_small(tensor) -> bool:
+    """Returns whether a tensor or variable is checked with others, not reduced by itself before."""
+    return len(tensor.shape) < 2 or tensor.shape.num_elements() <= MOST_WHOLE
 
 
 def _all_finite(values: list[tf.Tensor], *, xla: bool) -> tf.Tensor:

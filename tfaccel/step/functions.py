@@ -589,7 +589,7 @@ class _Step:
             whole = functools.partial(
                 replica_steps.whole_step, model, step, replica, trains=trains, **settings
             )
-        return replica_steps.from_deferred(whole, make_batch)
+        return replica_steps.from_deferred(whole, make_batch, trains=self.trains)
 
     def _compile(self, made: Callable) -> Callable:
         xla = self.choice.on
