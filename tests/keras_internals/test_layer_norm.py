@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
-from tfaccel.keras_internals import layer_norm
 from tfaccel.keras_internals.layer_paths import layer_paths
+from tfaccel.keras_internals.layouts import in_order
 
 ROWS, SIZE = (3, 5), 48
 
@@ -120,7 +120,7 @@ def test_xla_parses_the_constraint(kind, dtype, monkeypatch):
 def test_unknown_shapes_are_returned_as_they_are():
     @tf.function(input_signature=[tf.TensorSpec((None, SIZE))])
     def run(x):
-        assert layer_norm.in_order(x) is x
+        assert in_order(x) is x
         return x
 
     run.get_concrete_function()

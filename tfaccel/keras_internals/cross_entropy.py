@@ -14,11 +14,16 @@ from collections.abc import Callable
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
+from tfaccel.keras_internals.layouts import in_order
 from tfaccel.keras_internals.row_operations import noticing
 
 # From this number of classes on, the reads of the logits are kernels of their own on a GPU. XLA
 # joins the sums over 21 classes, as of a U-Net, with what is around them.
 _MANY_CLASSES = 4096
+# A thread of the GPU computes a row of few classes, such as a pixel of a U-Net. So neighbours in
+# memory are to be of neighbouring rows. Then the products of the last layer have rows that start at
+# multiples of 16 bytes, too, which cuBLAS needs for its quick kernels.
+_FEW_CLASSES, _MANY_ROWS = 64, 65_536
 
 
 def gathered(plain: Callable, *, on_gpu: bool = False) -> Callable:
@@ -40,6 +45,8 @@ def gathered(plain: Callable, *, on_gpu: bool = False) -> Callable:
             return plain(labels=labels, logits=logits, name=name)
         with noticing(on=False), tf.name_scope(name or "sparse_cross_entropy"):
             rows = tf.reshape(logits, [-1, logits.shape[-1]])
+            if on_gpu and logits.shape[-1] <= _FEW_CLASSES and (rows.shape[0] or 0) >= _MANY_ROWS:
+                rows = in_order(rows, [1, 0])
             one_read = on_gpu and logits.shape[-1] >= _MANY_CLASSES
             of_rows = _of_rows(_in_one_read if one_read else _sums)
             loss = of_rows(rows, tf.reshape(labels, [-1]))

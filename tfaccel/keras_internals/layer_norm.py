@@ -4,7 +4,7 @@ XLA gives the operand of a sum over rows the layout in which that sum reads memo
 network whose learned positions are added to every example, the gradient of the positions is such a
 sum, over the batch. From it the layout "batch last" spread over all tensors between the blocks, and
 each matrix product had them transposed before and after. In a ViT-B/16 with a batch of 128,
-the kernels beside its products moved 48.6 GB a step, and 31.2 GB with the layout that `in_order`
+the kernels beside its products moved 48.6 GB a step, and 31.2 GB with the layout that `ordered`
 asks for (XLA of JAX 0.9.0, compiled for an H100, 2026-11-28).
 """
 
@@ -14,9 +14,7 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from tfaccel.keras_internals.call_module import call_module
-
-_NAMES = {tf.bfloat16: "bf16", tf.float16: "f16", tf.float32: "f32"}  # of StableHLO
+from tfaccel.keras_internals.layouts import in_order
 
 
 def ordered(call: Callable) -> Callable:
@@ -30,41 +28,6 @@ def ordered(call: Callable) -> Callable:
         return call(self, in_order(tf.convert_to_tensor(inputs)), *args, **kwargs)
 
     return with_order
-
-
-def in_order(x: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor that XLA keeps with its last axis last in memory, and so its gradient.
-
-    A tensor whose shape is not known when the function is traced is returned as it is.
-    """
-    if x.dtype not in _NAMES or not x.shape.is_fully_defined() or x.shape.rank < 2:
-        return x
-    return _in_order(x)
-
-
-@tf.custom_gradient
-def _in_order(x):
-    (kept,) = call_module(_module(x.shape.as_list(), x.dtype), [x], [tf.TensorSpec.from_tensor(x)])
-    return kept, in_order
-
-
-def _module(shape: list[int], dtype: tf.DType) -> str:
-    """Returns a StableHLO module that returns its argument with a constraint on its layout.
-
-    JAX's `with_layout_constraint` makes the same call (JAX 0.9.0). No kernel is left of it.
-    """
-    tensor = f"tensor<{'x'.join(map(str, shape))}x{_NAMES[dtype]}>"
-    axes = ", ".join(str(axis) for axis in reversed(range(len(shape))))
-    layout = f"[dense<[{axes}]> : tensor<{len(shape)}xindex>]"
-    return f"""module @in_order {{
-  func.func public @main(%x: {tensor}) -> {tensor} {{
-    %0 = stablehlo.custom_call @LayoutConstraint(%x) {{
-      api_version = 1 : i32, operand_layouts = {layout}, result_layouts = {layout}
-    }} : ({tensor}) -> {tensor}
-    return %0 : {tensor}
-  }}
-}}
-"""
 
 
 def one_pass(normalize: Callable) -> Callable:
