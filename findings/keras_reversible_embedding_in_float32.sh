@@ -6,9 +6,9 @@
 # Behaviour: the documentation says of `reverse_dtype`: "Defaults to the `compute_dtype` of the layer." But with None,
 # the layer casts nothing. An Embedding has autocast=False, so within a model its weights stay float32, and bfloat16
 # inputs times float32 weights give float32: the product, its gradients and the logits. In a model with a large
-# vocabulary these are the largest of all. The model says that its outputs are bfloat16. The same layer called outside
-# a model gives bfloat16: Keras then casts the weights of a layer in spite of autocast=False. No message tells any of
-# it. With reverse_dtype="bfloat16" the head is bfloat16 in a model, too.
+# vocabulary these are the largest tensors. The model says that its outputs are bfloat16. The same layer called outside
+# a model gives bfloat16: Keras then casts the weights of a layer in spite of autocast=False. No message tells of
+# this. With reverse_dtype="bfloat16" the head is bfloat16 in a model, too.
 #
 # Output seen, the dtype of the logits:
 #   mixed_bfloat16: layer alone bfloat16; model says bfloat16, gives float32; with reverse_dtype bfloat16

@@ -1,12 +1,12 @@
-"""Attention with dropout as Triton kernels, and how their text is written for tfaccel.
+"""The source of attention with dropout as Triton kernels; writes their text for tfaccel.
 
-    python -m venv triton && triton/bin/pip install triton==3.5.1 numpy
-    triton/bin/python tools/attention_kernels.py
+    python -m venv /tmp/triton && /tmp/triton/bin/pip install triton==3.5.1 numpy
+    /tmp/triton/bin/python tools/attention_kernels.py
 
 It writes `tfaccel/step/attention/kernels/*.ttir`, which XLA compiles for the GPU. So tfaccel needs
 no Triton package. Run it after a change of a kernel. It needs no GPU.
 
-`tfaccel/step/attention/dropout_calls.py` fills the texts in.
+`tfaccel/step/attention/dropout_calls.py` fills sizes and numbers into the texts.
 """
 
 import pathlib

@@ -25,9 +25,10 @@ the device do not count as memory, and the rival with the least memory counts.
     python tools/bench.py --rows=V7,L1 --torch-python=python3 --output=out --time-limit=580
     python tools/bench.py --rows=V,L --smoke --torch-python=python3
 
---together is for a machine that you have for a short time: all arms of a row compile at once. Then
-the time of a first step is that of busy cores, and the arms tune their programs on a GPU that
-others use. Compare a row with one that was set up arm by arm before you trust it.
+--together sets up all arms of a row at the same time, except in the rows of seconds to the first
+step. It is for a machine that you have for a short time. The first steps come later, because the
+arms share the cores. An arm may choose slower kernels, because it times them while others use the
+GPU. Compare a row with the same row set up arm by arm before you trust it.
 
 A time limit leaves out first the arms that are not set up in time, and then turns. An arm of a big
 network takes one to three minutes to be set up, and one with max-autotune up to ten.

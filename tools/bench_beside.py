@@ -1,8 +1,9 @@
 """Times arms of your choice beside each other, on one GPU, and prints a table.
 
-tools/bench.py compares tfaccel with its rivals. This program compares two trees of tfaccel, or two
-settings, which a change needs before it lands:
+tools/bench.py compares tfaccel with its rivals. This program compares versions of
+tfaccel's code, or settings. Use it before a change lands:
 
+    mkdir /tmp/old
     git archive OLD_COMMIT tfaccel | tar x -C /tmp/old
     python tools/bench_beside.py --network=resnet50 --network=vit_b16 \\
         --arm='old={"tree": "/tmp/old"}' --arm='new={}'
@@ -10,19 +11,20 @@ settings, which a change needs before it lands:
         --arm='ours={}' --arm='plain={"setup": {"flash_attention": false}}' \\
         --arm='torch={"program": "torch_networks.py"}'
 
-Each network has each arm. An arm is a process, and its JSON object changes these settings:
+Each arm trains each network, in a process of its own. Its JSON object has these settings:
 
-    tree        the folder that has the package tfaccel; default: this checkout
-    program     ours_networks.py or torch_networks.py of tools/bench_arms
-    environment variables of the process
-    only        a list of the networks that have this arm; default: all
-    others      the settings that the program lists; --precision is tfaccel's
+    tree         the folder that has the package tfaccel; default: this checkout
+    program      a program of tools/bench_arms: ours_networks.py (default) or torch_networks.py
+    environment  an object with environment variables for the process
+    only         a list of the networks that this arm trains; default: all
+    others       settings of the program, which its first lines list
 
-All arms are set up at the same time, which is quicker than one after another, and then train their
-stretches in turns. The setup of many arms at a time can spoil XLA's autotuning; --one-by-one avoids
-that. With --trace, each arm of tfaccel trains a last stretch under TensorFlow's profiler, and the
-folder gets the output of tools/kernel_table.py as NETWORK.ARM.txt. The last line of standard output
-is JSON. Exit codes: 0 done; 1 an arm failed; 2 a mistake in the call.
+--precision holds for the arms of ours_networks.py. All arms are set up at the same time, which is
+quicker than one after another. This can spoil XLA's autotuning; --one-by-one avoids that. Then the
+arms train their stretches in turns. With --trace=FOLDER, each arm of tfaccel trains one more
+stretch under TensorFlow's profiler. The folder then has a table of the kernels of each of these
+arms, NETWORK.ARM.txt, by tools/kernel_table.py. The last line of standard output is JSON. Exit
+codes: 0 done; 1 an arm failed; 2 a mistake in the call.
 """
 
 import argparse

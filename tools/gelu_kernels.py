@@ -1,11 +1,11 @@
-"""A bias and GELU as Triton kernels, and how their text is written for tfaccel.
+"""The source of a bias and GELU as Triton kernels; writes their text for tfaccel.
 
-    python -m venv triton && triton/bin/pip install triton==3.5.1 numpy
-    triton/bin/python tools/gelu_kernels.py
+    python -m venv /tmp/triton && /tmp/triton/bin/pip install triton==3.5.1 numpy
+    /tmp/triton/bin/python tools/gelu_kernels.py
 
 It writes `tfaccel/step/gelu/kernels/*.ttir`, which XLA compiles for the GPU. So tfaccel needs no
 Triton package. Run it after a change of a kernel. It needs no GPU.
-`tfaccel/step/gelu/calls.py` fills the texts in, with the polynomials of the kind of GELU.
+`tfaccel/step/gelu/calls.py` fills sizes and the factors of the polynomial into the texts.
 """
 
 import pathlib
@@ -33,7 +33,7 @@ def inverse(x):
 
 @triton.jit
 def power_of_2(x):
-    """Returns 2^x by the GPU's own instruction. Triton's has more, for results below 2^-126."""
+    """Returns 2^x by the GPU's own instruction. Triton's `exp2` takes more instructions."""
     return tl.inline_asm_elementwise(
         "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
     )
@@ -41,7 +41,7 @@ def power_of_2(x):
 
 @triton.jit
 def share_below(x, square, f0, f1, f2, f3, f4, f5, f6, is_tanh: tl.constexpr):
-    """Returns gelu(x) / x as 1 / (1 + 2^(x p(x^2))), with the polynomial p of f0, f1 and so on."""
+    """Returns gelu(x) / x as 1 / (1 + 2^(x p(x^2))), with a polynomial p of factors f0, f1, ..."""
     if is_tanh:
         y = tl.fma(square, f1, f0)
     else:
@@ -63,7 +63,7 @@ def slope_of(x, f0, f1, f2, f3, f4, f5, f6, is_tanh: tl.constexpr):
         # The share is a logistic function of -ln(2) x p(x^2). So its slope is share (1 - share)
         # times that one's.
         of_exponent = tl.fma(square, -3.0 * LN_2 * f1, -LN_2 * f0)
-        # At large x it is infinite, and what is before it 0.
+        # At large x it is infinite and share (1 - share) is 0, whose product would be NaN.
         of_exponent = tl.minimum(of_exponent, 1e30)
         return tl.fma(share * (1.0 - share) * x, of_exponent, share)
     density = power_of_2(square * -HALF_LOG2_E)

@@ -1,8 +1,10 @@
 """Writes a Triton kernel as text, which tfaccel fills in and XLA compiles for the GPU.
 
-A text has placeholders for the sizes of the blocks. What is neither an array nor such a size is an
-argument of the kernel here, and a constant of the text when it is used, because XLA passes arrays
-only: `tfaccel/step/triton_calls.py` fills both in. It needs an environment with Triton 3.5.1, and
+A text has placeholders for the sizes of the blocks. Other numbers, such as the number of rows, are
+arguments of the kernel in the text. XLA passes arrays only, so `tfaccel/step/triton_calls.py` turns
+these arguments into constants when a step is traced. It fills in the sizes, too.
+
+tools/attention_kernels.py and tools/gelu_kernels.py import this module. It needs Triton 3.5.1 and
 no GPU.
 """
 
@@ -27,8 +29,8 @@ def text_of(kernel, types: dict[str, str], values: dict[str, int]) -> str:
     options = backend.parse_options({})
     names = kernel.arg_names
     signature = {name: "constexpr" if name in values else types.get(name, "i32") for name in names}
-    # XLA aligns its arrays so. Without an attribute of an argument, XLA (of TensorFlow 2.21) ends
-    # the process.
+    # XLA aligns its arrays to 16 bytes. XLA of TensorFlow 2.21 ends the process if no argument has
+    # an attribute.
     attributes = {
         (i,): [["tt.divisibility", 16]]
         for i, name in enumerate(names)

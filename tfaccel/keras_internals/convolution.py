@@ -1,8 +1,8 @@
-"""Convolutions for a traced step: some as matrix products, some without a useless bias.
+"""Quicker convolutions: as matrix products, with more channels, or without a useless bias.
 
-Takes methods of Keras's `Conv2D`, `Conv2DTranspose` and `BatchNormalization`; gives functions that
-replace them in the classes while a step is traced. tfaccel/keras_internals/layer_paths.py puts them
-there.
+The functions take methods of Keras's `Conv2D`, `Conv2DTranspose` and `BatchNormalization`, and
+return replacements. tfaccel/keras_internals/layer_paths.py puts these into the classes while a step
+is traced.
 
     Conv2D.convolution_op = in_eights(Conv2D.convolution_op)                # with XLA, on a GPU
     Conv2D.convolution_op = as_product(Conv2D.convolution_op)               # with XLA
@@ -41,8 +41,8 @@ def as_product(convolution_op: Callable) -> Callable:
     filters of 3 x 3 take 6.1 ms instead of 7.9 (one CPU core, 2026-11-23).
 
     Windows that touch and do not overlap, as a ViT cuts an image into patches: each patch becomes a
-    row of the matrix. cuDNN's kernels take channels in eights, and add zeros to three; the patches
-    of a batch of 128 took 0.95 of 43.2 ms a step of a ViT-B/16 (H200, 2026-11-28).
+    row of the matrix. For cuDNN, zeros are added to the three channels of an image, up to eight. So
+    the patches of a batch of 128 took 0.95 of the 43.2 ms of a ViT-B/16 step (H200, 2026-11-28).
 
     Args:
       convolution_op: Keras's own `(self, inputs, kernel)`. The inputs are [batch, height, width,
@@ -69,14 +69,14 @@ def as_product(convolution_op: Callable) -> Callable:
 
 
 def in_eights(convolution_op: Callable) -> Callable:
-    """Returns a replacement of `Conv2D.convolution_op` that adds channels of zeros to a few.
+    """Returns a replacement of `Conv2D.convolution_op` that adds zeros up to eight channels.
 
     cuDNN's kernels take channels in eights. XLA adds zeros to the channels of float16, but not of
     bfloat16 (xla/service/gpu/transforms/cudnn_pad_for_convolutions.cc), and images have three. The
-    gradient of the kernel is the worst: https://github.com/pytorch/pytorch/issues/54404.
+    gradient of the kernel is the slowest: https://github.com/pytorch/pytorch/issues/54404.
 
-    It applies to bfloat16, less than eight channels and windows of more than a pixel, without
-    strides: with them, NVIDIA's guide to convolutions has four channels suffice.
+    It applies to bfloat16, fewer than eight channels, and windows of more than one pixel without
+    strides. With strides, four channels suffice by NVIDIA's guide to convolutions.
 
     Args:
       convolution_op: as in `as_product`.
@@ -97,12 +97,12 @@ def in_eights(convolution_op: Callable) -> Callable:
 
 
 def transposed_as_product(call: Callable) -> Callable:
-    """Returns a replacement of `Conv2DTranspose.call` with windows side by side as a product.
+    """Returns a replacement of `Conv2DTranspose.call`: windows side by side as a product.
 
-    XLA passes it to cuDNN as the gradient of a convolution with strides. If the windows touch and
-    do not overlap, each pixel becomes one window, so it is a product. The windows find their places
-    where the outputs are read: in a U-Net, where they are joined with the outputs of its other
-    branch.
+    XLA passes the layer to cuDNN as the gradient of a convolution with strides. If the windows
+    touch and do not overlap, each pixel becomes one window, so it is a product. The windows find
+    their places where the outputs are read: in a U-Net, where they are joined with the outputs of
+    its other branch.
 
     All else uses `call`: windows that overlap or leave gaps, padding of the outputs, channels
     first, inputs of unknown height, width or channels.
@@ -189,9 +189,9 @@ class CancelledBiases:
     """
 
     def __init__(self, *, xla: bool):
-        """Knows no convolution yet. Make one object for each trace; `xla` compiles it."""
+        """Knows no convolution yet. Make one for each trace; `xla`: whether XLA compiles it."""
         self._xla = xla
-        # From the id of the biased outputs to them, so that the id stays theirs, and their parts.
+        # id of the biased outputs: (they, so that no other tensor gets the id; outputs; bias)
         self._added = {}
 
     def added(self, call: Callable) -> Callable:
@@ -232,10 +232,10 @@ class CancelledBiases:
 def _biased(outputs: tf.Tensor, bias: tf.Tensor):
     """Returns outputs + bias, [batch, height, width, channels], for XLA.
 
-    The gradient of the bias is a sum over the gradient of the outputs. XLA writes that anyway, in
-    half precision, for the convolution. If it was computed in float32, as by a layer norm, XLA
-    would write it in float32, too, only for the sum. So it did 1.8 of 26.0 GB a step of a
-    ConvNeXt-Tiny (batch 128; tools/gpu_program.py).
+    The gradient of the bias is a sum over the gradient of the outputs. XLA writes the latter in
+    half precision for the convolution. If it was computed in float32, as by a layer norm, XLA would
+    write it once more in float32, only for the sum. In a ConvNeXt-Tiny that was 1.8 of 26.0 GB a
+    step (batch 128; tools/gpu_program.py).
     """
 
     def gradient(of_outputs):

@@ -1,11 +1,11 @@
 """The cross-entropy of labels and logits, for steps that XLA compiles.
 
-TensorFlow expands its operation for XLA into a one-hot product, summed over the classes. The mean
-over a batch then becomes a sum over rows and classes, which XLA takes in the order that it likes.
-In a decoder it summed over the rows first, in the kernel that writes the gradient.
+For XLA, TensorFlow multiplies by one-hot labels and sums over the classes. With the mean over a
+batch this becomes one sum over rows and classes, whose order XLA chooses. In a decoder it summed
+over the rows first, in the kernel that writes the gradient. Here each label's logit is gathered.
 
-The largest logit of a row and the sum of its powers are two reads of the logits. On a GPU they are
-one for rows of many classes.
+A loss needs the largest logit of its row, and then the sum of exp(logits - largest), which are two
+reads of the logits. On a GPU, one read computes both for rows of many classes.
 """
 
 import functools
@@ -17,8 +17,8 @@ from tensorflow.compiler.tf2xla.python import xla
 from tfaccel.keras_internals.layouts import in_order
 from tfaccel.keras_internals.row_operations import noticing
 
-# From this number of classes on, the reads of the logits are kernels of their own on a GPU. XLA
-# joins the sums over 21 classes, as of a U-Net, with what is around them.
+# From this number of classes on, a GPU reads the logits once, in a kernel of its own. With fewer,
+# such as the 21 of a U-Net, XLA joins the two reads with the operations around them.
 _MANY_CLASSES = 4096
 # A thread of the GPU computes a row of few classes, such as a pixel of a U-Net. So neighbours in
 # memory are to be of neighbouring rows. Then the products of the last layer have rows that start at
@@ -30,11 +30,11 @@ def gathered(plain: Callable, *, on_gpu: bool = False) -> Callable:
     """Returns a replacement of `tf.nn.sparse_softmax_cross_entropy_with_logits`.
 
     It gathers each label's logit, and has a gradient of one pass. It computes in float32 at least.
-    A label that is no class has a NaN as its loss, and as its row of the gradient, as in XLA's form
-    of TensorFlow's operation.
+    If a label is no class, its loss and its row of the gradient are NaN, as in XLA's form of
+    TensorFlow's operation.
 
     Args:
-      plain: TensorFlow's function, which computes all other forms, and raises the errors.
+      plain: TensorFlow's function, which computes what does not fit, and raises its errors.
       on_gpu: whether XLA compiles the function for a GPU.
     """
 

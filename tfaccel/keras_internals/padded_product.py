@@ -1,10 +1,10 @@
-"""A matrix product of many columns, whose number is no multiple of eight, in steps for GPUs.
+"""Adds columns of zeros to a wide matrix, up to a multiple of eight, for products on GPUs.
 
-A vocabulary often has such a number: 50,257 in GPT-2. Then the rows of the logits start at odd
-places of the memory, and cuBLAS has only slow kernels for the product and for both its gradients
-(NVIDIA's guide to matrix products: multiples of 16 bytes). XLA adds zeros to float16 products
-(xla/service/gpu/transforms/cublas_pad_for_gemms.cc), but not to bfloat16. PyTorch's compiler adds
-them to both.
+A vocabulary is often no multiple of eight: GPT-2 has 50,257 tokens. Then the rows of the logits
+start at odd places of the memory, and cuBLAS has only slow kernels for the product and for both its
+gradients (NVIDIA's guide to matrix products: multiples of 16 bytes). XLA adds zeros to float16
+products (xla/service/gpu/transforms/cublas_pad_for_gemms.cc), but not to bfloat16. PyTorch's
+compiler adds them to both.
 """
 
 import functools
@@ -14,16 +14,17 @@ import keras
 import tensorflow as tf
 
 MULTIPLE_OF_COLUMNS = 8
-# From this number on, a product takes long enough that reading the logits without their last
-# columns, in places that no longer start at multiples of 16 bytes, costs less.
+# From this number on, the quicker product saves more than the slice costs. What reads the slice
+# reads rows that do not start at multiples of 16 bytes.
 _MANY_COLUMNS = 4096
 
 
 def in_eights(matmul: Callable) -> Callable:
     """Returns a replacement of Keras's `matmul(x1, x2)` that adds columns of zeros to x2.
 
-    It takes them off the product again. It applies to float16 and bfloat16, and to an x2 of 4,096
-    or more columns, whose shape [rows, columns] is known.
+    It cuts their columns off the product again. It applies to float16 and bfloat16, if x2 has a
+    known shape [rows, columns], 4,096 or more columns, and no multiple of eight. All else uses
+    `matmul`.
     """
 
     @functools.wraps(matmul)

@@ -1,9 +1,9 @@
-"""Tells XLA which values of a traced step to write, where its own choice costs more bytes.
+"""Tells XLA which values to write to memory, where its own choice moves more bytes.
 
-XLA computes what is cheap anew for each reader, and chooses which values it writes. Batch norm and
-ReLU are cheap, and their gradients read the inputs of the batch norm anyway.
+XLA chooses which values it writes. What is cheap it may compute anew for each reader instead. Batch
+norm and ReLU are cheap, and their gradients read the inputs of the batch norm anyway.
 
-    nn.relu = relu                      # while a step is traced that XLA compiles
+    nn.relu = relu                      # while a step for XLA is traced
     x = written_if_of_norm(x)           # before a matrix product
 """
 
@@ -18,11 +18,11 @@ def written(values: tf.Tensor):
 
 
 def relu(x) -> tf.Tensor:
-    """Returns `keras.ops.relu`. If it is of a norm and has several readers, XLA writes their sum.
+    """Returns `keras.ops.relu`. After a norm, XLA writes the sum of the readers' gradients.
 
-    XLA would sum their gradients together with the gradient of the ReLU, for which it reads the
-    inputs of the norm once more. In a U-Net of 32 x 256 x 256 that were 0.5 of 24.9 GB a step
-    (tools/gpu_program.py).
+    If the outputs have several readers, XLA alone would add up their gradients in the kernel of the
+    ReLU's gradient, for which it reads the inputs of the norm once more. In a U-Net of 32 x 256 x
+    256 that was 0.5 of 24.9 GB a step (tools/gpu_program.py).
     """
     outputs = tf.nn.relu(x)
     return _with_sum_written(outputs) if _is_of_norm(outputs) else outputs
@@ -41,10 +41,11 @@ def _with_sum_written(values: tf.Tensor):
 def written_if_of_norm(inputs: tf.Tensor) -> tf.Tensor:
     """Returns the inputs of a matrix product, which XLA writes if they are a ReLU of a norm.
 
-    XLA puts a ReLU into the kernel of the product, and writes the norm before it. The gradient of
-    the ReLU then reads that, instead of computing it from the inputs of the norm, which it reads
-    anyway. It cost a U-Net of 32 x 256 x 256 0.5 of 24.7 GB a step, and a ResNet-50 0.6 of 59.7 GB
-    (tools/gpu_program.py). After a sum of two branches, XLA's way is the better.
+    XLA alone would compute the ReLU in the kernel of the product, and write the outputs of the norm
+    before it. The gradient of the ReLU would read these, too. But it can compute them from the
+    inputs of the norm, which it reads anyway. Reading them cost a U-Net of 32 x 256 x 256 0.5 of
+    24.7 GB a step, and a ResNet-50 0.6 of 59.7 GB (tools/gpu_program.py). After a sum of two
+    branches, XLA's own choice is better.
     """
     return written(inputs) if _is_of_norm(inputs) else inputs
 

@@ -128,7 +128,8 @@ def _check_layers(model, strategy, *, xla: bool) -> None:
     if outputs and not wanted:
         log.warning(
             "step: an output of model %s is %s, so the loss is computed from rounded values, or "
-            "from infinity above float16's range; give the output layer dtype='float32'",
+            "from infinity above float16's range; give the output layer dtype='float32', or let "
+            "Activation('linear', dtype='float32') follow a ReversibleEmbedding",
             model.name,
             outputs[0].dtype,
         )

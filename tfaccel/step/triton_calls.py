@@ -1,9 +1,10 @@
 """The StableHLO text of a call of a Triton kernel, which XLA compiles for the GPU.
 
-XLA for NVIDIA GPUs compiles the text of a Triton kernel in a custom call `__gpu$xla.gpu.triton`,
-whose `backend_config` has the fields of XLA's `TritonCall` (xla/service/gpu/triton_call.h). The
-call's operands and then its results are the kernel's arguments. So what is no array, such as the
-number of rows, becomes a constant of the text. tools/kernel_texts.py writes the texts.
+XLA for NVIDIA GPUs compiles the text of a Triton kernel in a custom call `__gpu$xla.gpu.triton`.
+The `backend_config` of the call has the fields of XLA's `TritonCall`
+(xla/service/gpu/triton_call.h). The arguments of the kernel are the call's operands and after them
+its results, all of them arrays. So a number, such as that of rows, becomes a constant of the text.
+tools/kernel_texts.py writes the texts.
 """
 
 import re
@@ -27,12 +28,12 @@ def tensor(shape: Sequence[int], dtype: tf.DType | str) -> str:
 def filled(
     text: str, *, sizes: dict[str, int], constants: Sequence[int | float], dtype: tf.DType
 ) -> str:
-    """Returns the text of a kernel whose arguments are arrays alone.
+    """Returns a kernel's text without placeholders, whose arguments are arrays alone.
 
     Args:
-      text: the text with placeholders, for bfloat16.
+      text: the text with placeholders, as tools/kernel_texts.py wrote it for bfloat16.
       sizes: the sizes of blocks, powers of 2, by their names.
-      constants: the values of the arguments that are no arrays, in their order.
+      constants: the values of the arguments that are numbers, in their order.
       dtype: float16 or bfloat16.
     """
     for name, size in sizes.items():
@@ -63,7 +64,7 @@ def module(
       text: the kernel's, as `filled` returns it.
       given: the types of `main`'s arguments, as `tensor` returns them.
       results: those of its results.
-      programs: how many programs of the GPU compute it.
+      programs: how many programs (blocks of threads) of the GPU compute it.
       warps: the groups of 32 threads of a program.
       stages: how many blocks are loaded ahead of being used, plus one.
     """

@@ -180,7 +180,8 @@ def narrow_outputs(facts: Facts) -> Iterator[Finding]:
             limits + (small if softmax and dtype == "float16" else ""),
             "a correct loss; no time (the layer has "
             f"{percent(share(facts.model, [head] if head else []))} of the multiplications)",
-            "use dtype='float32' in the last layer",
+            "use dtype='float32' in the last layer; after a ReversibleEmbedding, let "
+            "Activation('linear', dtype='float32') follow, so that its product stays in 16 bits",
         )
 
 
@@ -188,7 +189,7 @@ def float32_heads(facts: Facts) -> Iterator[Finding]:
     """Yields heads that a ReversibleEmbedding computes in float32 under a mixed policy.
 
     In a model, an embedding's weights stay float32, and without a `reverse_dtype` nothing casts
-    them. Outside of one Keras casts them, so a layer that is called by itself tells nothing.
+    them. Outside a model Keras casts them, so a layer that is called by itself tells nothing.
     """
     for layer in facts.model.layers:
         if layer.unset_reverse_dtype != "float32" or layer.dtype not in ("float16", "bfloat16"):

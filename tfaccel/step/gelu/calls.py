@@ -1,8 +1,8 @@
 """The StableHLO text of a bias and GELU, by Triton kernels that XLA compiles for the GPU.
 
-A kernel of XLA has so many instructions for `erf` or `tanh` that an H200 waits for them and not for
-its memory. The kernels here have half as many, and the gradient's sums over the rows in the same
-pass. Their texts lie in `kernels/`, and `tools/gelu_kernels.py` writes them.
+XLA's kernels have so many instructions for `erf` or `tanh` that an H200 waits for them, and not for
+its memory. The kernels here have half as many. The kernel of the gradient also sums it over the
+rows, in the same pass. Their texts lie in `kernels/`, and `tools/gelu_kernels.py` writes them.
 
 Shapes: x and the output [rows, columns]; bias [columns]; all of one dtype.
 """
@@ -23,8 +23,10 @@ LARGEST = 2**31 - 1  # number that a kernel counts to
 _KERNELS = pathlib.Path(__file__).parent / "kernels"
 _LIMIT, _DEGREE = 4.5, 6  # of the polynomial
 _ELEMENTS, _WARPS = 2048, 4  # of a program at once
-_ROWS_OF_SUM = 64  # of a program; the sums of programs are 1% of the bytes
-_PROGRAMS = 4096  # so that the last ones do not leave much of the GPU without work
+_ROWS_OF_SUM = 64  # at most, of a program of the gradient: the sums are then 1% of its bytes
+# A program of the gradient has fewer rows if there would be fewer programs than this. Then the last
+# programs do not leave much of the GPU without work.
+_PROGRAMS = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Gelu:
         return self.programs(self.turns) // self.column_blocks, self.columns
 
     def programs(self, turns: int) -> int:
-        """Returns how many programs compute it, each so many blocks of rows."""
+        """Returns how many programs compute it, if each computes `turns` blocks of rows."""
         return -(-self.rows // (self.block[0] * turns)) * self.column_blocks
 
 
@@ -105,10 +107,10 @@ def kernel(name: str, of: Gelu, *, turns: int) -> str:
 def factors(*, approximate: bool) -> list[float]:
     """Returns the factors of 1, x^2, x^4 and so on of the kernels' polynomial p.
 
-    gelu(x) / x is 1 / (1 + 2^(x p(x^2))), in the form with tanh without an error: (1 + tanh(z)) / 2
-    is 1 / (1 + exp(-2 z)). In the form with erf, p has the right values at Chebyshev's points of
-    0 <= x^2 <= 4.5^2. Then gelu(x) / x has a relative error below 1e-4 there, and an error below
-    1e-7 elsewhere.
+    The kernels compute gelu(x) / x as 1 / (1 + 2^(x p(x^2))). In the form with tanh this is exact,
+    because (1 + tanh(z)) / 2 is 1 / (1 + exp(-2 z)). In the form with erf, p has the right values
+    at Chebyshev's points of 0 <= x^2 <= 4.5^2. Then gelu(x) / x has a relative error below 1e-4
+    there, and an absolute error below 1e-7 elsewhere.
     """
     if approximate:
         first = -2 * math.sqrt(2 / math.pi) * math.log2(math.e)
@@ -123,7 +125,7 @@ def factors(*, approximate: bool) -> list[float]:
 
 
 def _exponent(x: float) -> float:
-    """Returns e of P(x) = 1 / (1 + 2^e), where P is the normal distribution's."""
+    """Returns e, for which 1 / (1 + 2^e) is the normal distribution's share below x."""
     above, below = (math.erfc(each * math.sqrt(0.5)) for each in (x, -x))
     return math.log2(above / below)
 

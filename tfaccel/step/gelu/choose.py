@@ -25,9 +25,9 @@ RESHAPES = {"Reshape", "Identity", "Squeeze", "ExpandDims"}
 
 
 class Gelus:
-    """Computes the GELUs of a model's steps: by tfaccel's kernels where they are quicker, or XLA's.
+    """Computes the GELUs of a model's steps, some by tfaccel's kernels.
 
-    The kernels compute the bias of a matrix product and the GELU after it.
+    The kernels compute the bias of a matrix product and the GELU after it. XLA computes the others.
     """
 
     def __init__(self):
@@ -72,7 +72,7 @@ class Gelus:
 
 
 def _is_taken(x) -> bool:
-    """Returns whether the kernels take x and a bias, and XLA has nothing to join them with."""
+    """Returns whether the kernels take x, and x is of a product, which XLA joins with nothing."""
     if not tf.is_symbolic_tensor(x) or x.dtype not in triton_calls.TYPES:
         return False
     if not x.shape.is_fully_defined() or x.shape[-1] % MULTIPLE_OF_COLUMNS:

@@ -1,9 +1,11 @@
 """A bias and GELU by Triton kernels, and their gradient, in a function that XLA compiles.
 
-A layer adds its bias before another layer may compute the GELU. So the two are apart here, and each
-has a gradient of its own. The GELU's kernel computes both: the gradient of the sum, and its sums
-over the rows, which are the bias's. The latter go along with the former as an attribute. If
-something else uses the sum too, TensorFlow adds up its gradients, and so the attribute is lost.
+The GELU may be in another layer than the bias. So they are two functions here, and each has a
+gradient of its own. One kernel computes both gradients: that of the total x + bias, and that of the
+bias, which is the former summed over the rows. `bias_gelu` returns the total's gradient and sets
+the bias's as its attribute, which `with_bias` reads. If something else uses the total too,
+TensorFlow adds up the total's gradients in a new tensor. That tensor has no attribute, and
+`with_bias` sums it over the rows.
 """
 
 import math
@@ -43,7 +45,7 @@ def bias_gelu(total: tf.Tensor, x: tf.Tensor, bias: tf.Tensor, *, approximate: b
     """Returns gelu(total), computed in float32 from x and the bias, and rounded once.
 
     Args:
-      total: x + bias, which has the gradient.
+      total: x + bias, as `with_bias` returns it; it gets the gradient.
       x: [..., columns], float16 or bfloat16. Its shape is known when the function is traced.
       bias: [columns], of the same dtype.
       approximate: whether it is the form with tanh.
@@ -76,7 +78,7 @@ def _gradients(of: Gelu, x: tf.Tensor, bias: tf.Tensor):
 
     @tf.custom_gradient
     def gradients(gradient, total):
-        # x and the bias are constants here: the gradient's own gradient is that of the total.
+        # x and the bias are constants here: a gradient of this gradient goes to the total.
         own, sums = call_module(
             calls.backward(of),
             [tf.reshape(x, shape), bias, tf.reshape(gradient, shape)],
@@ -94,7 +96,7 @@ def _gradients(of: Gelu, x: tf.Tensor, bias: tf.Tensor):
 
 
 def _of_plain(of: Gelu, gradient, total, of_own) -> list[tf.Tensor]:
-    """Returns the gradients of the total's gradient, of (gradient, total), as XLA computes them."""
+    """Returns the gradients, to (gradient, total), of the total's gradient, without a kernel."""
     with tf.GradientTape() as outer:
         outer.watch([gradient, total])
         with tf.GradientTape() as inner:
