@@ -13,7 +13,8 @@ configs/imagenet_resnet50.py:
 
 `--config.vit.patch_size=8` and the other fields of `config.vit` change the network.
 `--config.step.accumulation_steps=4` computes a batch in four parts, if it needs too much memory.
-`:smoke` (or `:tiny_smoke`), `:small_smoke` and `:base_smoke` train two narrow blocks for one epoch, on any machine.
+`:tiny_smoke`, `:small_smoke` and `:base_smoke` train two narrow blocks for one epoch, on any
+machine; `:smoke` is `:tiny_smoke`.
 
 The recipe for `small` is that of Beyer et al., "Better plain ViT baselines for
 ImageNet-1k" (2022, arXiv:2205.01580), whose code says that it reaches 76.5% in 90 epochs:
