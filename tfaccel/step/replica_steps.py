@@ -8,13 +8,13 @@ import functools
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
-from tensorflow.compiler.tf2xla.python import xla
 
 from tfaccel.keras_internals import stateful
 from tfaccel.keras_internals.layer_paths import layer_paths
 from tfaccel.keras_internals.one_replica import as_replica, reading_as
 from tfaccel.keras_internals.replica import InXla, Replica
 from tfaccel.keras_internals.variables import value_of
+from tfaccel.keras_internals.written import changed_after
 from tfaccel.step import finite, in_xla, labels, loss_scale
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.totals import ROWS_UNIT, Layout, Span, Totals
@@ -49,7 +49,8 @@ def _in_a_row(
     codes = tf.TensorArray(tf.int64, num_steps, element_shape=())
 
     def run_step(index, codes, before):
-        logs, code = _after_check(small, *step_of(index))
+        logs, code = step_of(index)
+        code = changed_after(small, code)
         for name in filter(loss_scale.is_skipped, logs):
             logs[name] += before[name]
         return index + 1, codes.write(index, code), logs
@@ -60,21 +61,6 @@ def _in_a_row(
         lambda index, *_: index < num_steps, run_step, (index, codes, nothing)
     )
     return logs | {finite.LOG: codes.stack()}
-
-
-def _after_check(variables: list[tf.Variable], logs: dict, code: tf.Tensor) -> tuple:
-    """Returns a step's logs and code, and has the next step wait until the variables are checked.
-
-    XLA of TensorFlow 2.21 otherwise copies each small weight in each turn of the loop: it does not
-    see that the check reads a weight before the next turn changes it. In a ViT-B/16 that was 109
-    copies, each with a pause before the next kernel. The order itself costs nothing.
-    """
-    if not variables:
-        return logs, code
-    *values, code = xla.optimization_barrier(*variables, code)
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
-    return logs, code
 
 
 def on_changed(change: Callable, step: Callable, pass_: Callable, replica: Replica) -> tuple:

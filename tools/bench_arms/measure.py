@@ -115,23 +115,27 @@ def measure_stretches(
     row: Row, start: Start, *, repeats: int, limit: TimeLimit, together: bool = False
 ) -> Iterator[Sides]:
     """Yields the records of both sides after each turn; in a turn, each arm has a stretch."""
-    sides, running = ({}, {}), []
+    sides, running, waiting = ({}, {}), [], []
     kept_s = limit.kept_for_stretches()
     with contextlib.ExitStack() as stack:
         for side, arms in zip(sides, (row.ours, row.rivals), strict=True):
             for name, settings in arms.items():
                 record = side[name] = {"stretches": []}
-                if limit.left(kept_s=kept_s) <= 0:
+                left_s = limit.left(kept_s=kept_s)
+                if left_s <= 0:
                     record["failed"] = f"arm '{name}' was not started: the time limit is reached"
                     print(f"bench: {record['failed']}", file=sys.stderr, flush=True)
                     continue
-                running.append((stack.enter_context(start(name, settings, {})), record))
-                if not together:
-                    wait_for(*running[-1], limit_s=limit.left(kept_s=kept_s))
+                arm = stack.enter_context(start(name, settings, {}))
+                running.append((arm, record))
+                if together:
+                    waiting.append((name, arm, record))
+                else:
+                    wait_for(name, arm, record, limit_s=left_s)
             if not together:
                 check_any_is_left(side)
-        for arm, record in running if together else ():
-            wait_for(arm, record, limit_s=max(1, limit.left(kept_s=kept_s)))
+        for name, arm, record in waiting:
+            wait_for(name, arm, record, limit_s=max(1, limit.left(kept_s=kept_s)))
         for side in sides:
             check_any_is_left(side)
         turn_s = 0
@@ -159,12 +163,12 @@ def measure_stretches(
             arm.tell_end()  # all at once, so that they end at the same time
 
 
-def wait_for(arm: ArmProcess, record: dict, *, limit_s: float) -> None:
+def wait_for(name: str, arm: ArmProcess, record: dict, *, limit_s: float) -> None:
     """Waits until an arm is set up, and records how; an arm that fails is out."""
     with out_if_it_fails(arm, record):
         record |= as_recorded(arm.ready(limit_s=limit_s))
         took = f"its first step ended after {record[START]:.1f} s"
-        print(f"bench: set up arm '{arm.name}': {took}", file=sys.stderr, flush=True)
+        print(f"bench: set up arm '{name}': {took}", file=sys.stderr, flush=True)
 
 
 def say_no_further(turn: int, repeats: int, seconds: float) -> None:
