@@ -14,6 +14,7 @@ from collections.abc import Callable
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
+from tfaccel.keras_internals.gelu import widened
 from tfaccel.keras_internals.layouts import in_order
 from tfaccel.keras_internals.row_operations import noticing
 
@@ -75,18 +76,18 @@ def _of_rows(sums: Callable) -> Callable:
     def of_rows(logits, labels):
         is_class = (labels >= 0) & (labels < logits.shape[-1])
         index = tf.cast(tf.where(is_class, labels, 0), tf.int32)
-        nan = tf.constant(float("nan"), _wide(logits).dtype)
+        nan = tf.constant(float("nan"), widened(logits).dtype)
 
         def backward(gradient):
-            wide = _wide(logits)
+            wide = widened(logits)
             top, log_sum = sums(wide)  # again, for a gradient of this gradient; XLA has it once
-            scale = tf.where(is_class, _wide(gradient), nan)
+            scale = tf.where(is_class, widened(gradient), nan)
             of_class = tf.one_hot(index, logits.shape[-1], dtype=wide.dtype)
             of_logits = (tf.exp(wide - top - log_sum) - of_class) * scale[:, tf.newaxis]
             return tf.cast(of_logits, logits.dtype), None
 
-        top, log_sum = sums(_wide(logits))
-        chosen = _wide(tf.gather(logits, index, batch_dims=1))
+        top, log_sum = sums(widened(logits))
+        chosen = widened(tf.gather(logits, index, batch_dims=1))
         loss = tf.where(is_class, (log_sum - (chosen[:, tf.newaxis] - top))[:, 0], nan)
         return tf.cast(loss, logits.dtype), backward
 
@@ -126,7 +127,3 @@ def _joined(top, total, other_top, other_total):
     is_first = top >= other_top
     sums = tf.where(is_first, total + other_total * factor, total * factor + other_total)
     return tf.maximum(top, other_top), sums
-
-
-def _wide(x: tf.Tensor) -> tf.Tensor:
-    return tf.cast(x, tf.float32) if x.dtype in (tf.float16, tf.bfloat16) else x

@@ -18,7 +18,8 @@ def gelu(x, approximate: bool = True) -> tf.Tensor:
     return _gelu_tanh(x) if approximate else _gelu_erf(x)
 
 
-def _wide(x: tf.Tensor) -> tf.Tensor:
+def widened(x: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor in float32 if it is of half precision, else as it is."""
     return tf.cast(x, tf.float32) if x.dtype in (tf.float16, tf.bfloat16) else x
 
 
@@ -29,27 +30,27 @@ def _below(wide: tf.Tensor) -> tf.Tensor:
 
 @tf.custom_gradient
 def _gelu_erf(x):
-    wide = _wide(x)
+    wide = widened(x)
 
     def backward(gradient):
-        wide = _wide(x)
+        wide = widened(x)
         density = _NORMAL * tf.exp(-0.5 * wide * wide)
-        return tf.cast(_wide(gradient) * (_below(wide) + wide * density), x.dtype)
+        return tf.cast(widened(gradient) * (_below(wide) + wide * density), x.dtype)
 
     return tf.cast(wide * _below(wide), x.dtype), backward
 
 
 @tf.custom_gradient
 def _gelu_tanh(x):
-    wide = _wide(x)
+    wide = widened(x)
     inner = _TANH_SCALE * (wide + _TANH_CUBE * wide * wide * wide)
 
     def backward(gradient):
-        wide = _wide(x)
+        wide = widened(x)
         square = wide * wide
         tanh = tf.tanh(_TANH_SCALE * wide * (1.0 + _TANH_CUBE * square))
         slope = _TANH_SCALE * (1.0 + 3.0 * _TANH_CUBE * square)
         own = 0.5 * (1.0 + tanh) + 0.5 * wide * (1.0 - tanh * tanh) * slope
-        return tf.cast(_wide(gradient) * own, x.dtype)
+        return tf.cast(widened(gradient) * own, x.dtype)
 
     return tf.cast(0.5 * wide * (1.0 + tf.tanh(inner)), x.dtype), backward

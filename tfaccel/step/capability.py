@@ -7,14 +7,16 @@ import tensorflow as tf
 LEAST_CAPABILITY = (8, 0)  # of a GPU for which kernels are chosen: Ampere, the first with bfloat16
 
 
-def least_capability(devices: Sequence[str]) -> tuple[int, int] | None:
-    """Returns the least compute capability of devices, such as (9, 0); None if one is no GPU.
+def capability_for_kernels(devices: Sequence[str]) -> tuple[int, int] | None:
+    """Returns the least compute capability of devices, such as (9, 0).
+
+    Returns None if one is no GPU, or one for which no kernels are chosen.
 
     Args:
       devices: TensorFlow's names of devices in this process.
     """
     found = [_capability(each) for each in devices]
-    return None if None in found else min(found)
+    return None if None in found or min(found) < LEAST_CAPABILITY else min(found)
 
 
 def _capability(device: str) -> tuple[int, int] | None:

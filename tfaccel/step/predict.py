@@ -48,13 +48,7 @@ class Predict:
             with (
                 as_replica(model, replica),
                 stateful.own_rows(model, replica, totals_lib.num_rows(batch)),
-                layer_paths(
-                    xla=xla,
-                    all_reduce=None,
-                    attention=replica.attention,
-                    gelu=replica.gelu,
-                    on_gpu=replica.is_gpu,
-                ),
+                layer_paths(xla=xla, all_reduce=None, **replica.layer_kernels),
                 telling_rows(self._strategy, [batch]),
             ):
                 return model.predict_step(batch)

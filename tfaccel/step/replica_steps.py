@@ -77,13 +77,7 @@ def whole_step(
     """Runs the model's own step: with one replica there is nothing to sum."""
     with (
         as_replica(model, replica),
-        layer_paths(
-            xla=xla,
-            all_reduce=None,
-            attention=replica.attention,
-            gelu=replica.gelu,
-            on_gpu=replica.is_gpu,
-        ),
+        layer_paths(xla=xla, all_reduce=None, **replica.layer_kernels),
     ):
         if not trains:
             return labels.named(step(batch), trains=False)

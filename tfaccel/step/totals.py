@@ -171,13 +171,7 @@ def make_totals(
             contexts.enter_context(recorded(model, replica, recording=recording, **settings))
             contexts.enter_context(stateful.own_rows(model, replica, rows))
             summed = all_reduce if several else None
-            quick = layer_paths(
-                xla=xla,
-                all_reduce=summed,
-                attention=replica.attention,
-                gelu=replica.gelu,
-                on_gpu=replica.is_gpu,
-            )
+            quick = layer_paths(xla=xla, all_reduce=summed, **replica.layer_kernels)
             contexts.enter_context(quick)
             contexts.enter_context(updates.replaced())
             merges = updates.merging is not None

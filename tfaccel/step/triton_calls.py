@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 TYPES = {tf.float16: "f16", tf.bfloat16: "bf16"}
+LARGEST = 2**31 - 1  # number that a kernel counts to
+OF_TRITON = re.compile("triton", re.IGNORECASE)  # in XLA's errors
 
 
 def tensor(shape: Sequence[int], dtype: tf.DType | str) -> str:

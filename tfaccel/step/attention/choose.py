@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from tfaccel.common.run_log import summary
 from tfaccel.keras_internals.attention import Dropout, NoDropout, has_gradient
+from tfaccel.step import triton_calls
 from tfaccel.step.attention import dropout, flash
-from tfaccel.step.capability import LEAST_CAPABILITY, least_capability
+from tfaccel.step.capability import capability_for_kernels
 
 log = logging.getLogger("tfaccel")
 
@@ -19,7 +20,6 @@ log = logging.getLogger("tfaccel")
 LARGEST_HEAD, LARGEST_HEAD_BEFORE_HOPPER = 256, 128
 MULTIPLE_OF_HEAD = 8
 OF_CUDNN = re.compile(r"cuda_dnn\.cc|fmha|cudnn", re.IGNORECASE)  # in XLA's errors
-OF_TRITON = re.compile("triton", re.IGNORECASE)
 
 
 class Attentions:
@@ -43,7 +43,7 @@ class Attentions:
 
         XLA asks cuDNN and compiles tfaccel's kernels before any of a step runs.
         """
-        if self._drops and self._drops_off is None and OF_TRITON.search(error):
+        if self._drops and self._drops_off is None and triton_calls.OF_TRITON.search(error):
             self._drops_off = f"XLA refused a kernel: {error.strip().splitlines()[0]}"
             self._say_dropout(self._drops_off)
             return True
@@ -209,8 +209,8 @@ def attentions_on(devices: list[str], *, wanted: bool) -> Attentions | None:
     """
     if not wanted:
         return None
-    capability = least_capability(devices)
-    if capability is None or capability < LEAST_CAPABILITY:
+    capability = capability_for_kernels(devices)
+    if capability is None:
         return None
     is_hopper = capability >= (9, 0)
     return Attentions(largest_head=LARGEST_HEAD if is_hopper else LARGEST_HEAD_BEFORE_HOPPER)

@@ -11,12 +11,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.keras_internals.call_module import call_module
+from tfaccel.step import triton_calls
 from tfaccel.step.attention import dropout_calls, masks
 from tfaccel.step.attention.dropout_calls import Attention
 
 # Of a head: larger ones do not fit into a processor's memory.
 LARGEST_HEAD, MULTIPLE_OF_HEAD = 128, 8
-LARGEST = 2**31 - 1  # number that a kernel counts to
 
 
 def dropout_attention(
@@ -105,8 +105,8 @@ def why_not(query: tf.Tensor, key: tf.Tensor, mask: tf.Tensor | None) -> str | N
             f"its heads have {size} values, which is no multiple of {MULTIPLE_OF_HEAD} up to "
             f"{LARGEST_HEAD}"
         )
-    if max(rows, key.shape[1]) * heads * size > LARGEST:
-        return f"an example has more than {LARGEST} values"
+    if max(rows, key.shape[1]) * heads * size > triton_calls.LARGEST:
+        return f"an example has more than {triton_calls.LARGEST} values"
     if parts_of(mask, rows=rows, key_rows=key.shape[1]) is None:
         return "its mask is neither causal nor the padding of the tokens"
     return None

@@ -18,7 +18,6 @@ import tensorflow as tf
 from tfaccel.step import triton_calls
 
 MULTIPLE_OF_COLUMNS = 8  # so that a thread reads 16 bytes at a time
-LARGEST = 2**31 - 1  # number that a kernel counts to
 
 _KERNELS = pathlib.Path(__file__).parent / "kernels"
 _LIMIT, _DEGREE = 4.5, 6  # of the polynomial

@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import re
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -10,13 +9,12 @@ import tensorflow as tf
 from tfaccel.common.run_log import summary
 from tfaccel.keras_internals.gelu import gelu
 from tfaccel.step import triton_calls
-from tfaccel.step.capability import LEAST_CAPABILITY, least_capability
-from tfaccel.step.gelu.calls import LARGEST, MULTIPLE_OF_COLUMNS
+from tfaccel.step.capability import capability_for_kernels
+from tfaccel.step.gelu.calls import MULTIPLE_OF_COLUMNS
 from tfaccel.step.gelu.gelu import bias_gelu, with_bias
 
 log = logging.getLogger("tfaccel")
 
-OF_TRITON = re.compile("triton", re.IGNORECASE)  # in XLA's errors
 # XLA joins a GELU with what computes its input, unless that is one of these. Then tfaccel's kernel,
 # which XLA joins with nothing, reads no more than XLA's.
 PRODUCTS = {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "Conv2D"}
@@ -36,7 +34,7 @@ class Gelus:
 
     def turned_off_by(self, error: str) -> bool:
         """Returns whether an error is of these kernels, which are then not used again."""
-        if not self._is_used or self._off or not OF_TRITON.search(error):
+        if not self._is_used or self._off or not triton_calls.OF_TRITON.search(error):
             return False
         self._off = True
         first = error.strip().splitlines()[0]
@@ -80,7 +78,7 @@ def _is_taken(x) -> bool:
     of = x.op
     while of.type in RESHAPES:
         of = of.inputs[0].op
-    return of.type in PRODUCTS and 0 < x.shape.num_elements() <= LARGEST
+    return of.type in PRODUCTS and 0 < x.shape.num_elements() <= triton_calls.LARGEST
 
 
 def gelus_on(devices: Sequence[str], *, wanted: bool) -> Gelus | None:
@@ -90,5 +88,4 @@ def gelus_on(devices: Sequence[str], *, wanted: bool) -> Gelus | None:
       devices: TensorFlow's names of the replicas' devices in this process.
       wanted: whether XLA is wanted.
     """
-    capability = least_capability(devices) if wanted else None
-    return None if capability is None or capability < LEAST_CAPABILITY else Gelus()
+    return Gelus() if wanted and capability_for_kernels(devices) is not None else None
