@@ -115,6 +115,7 @@ def traced(network: networks.Network, *, flash: bool) -> bytes:
 
     from tfaccel.keras_internals.layer_paths import layer_paths
     from tfaccel.step.attention.choose import Attentions
+    from tfaccel.step.depthwise.choose import Depthwises
     from tfaccel.step.gelu.choose import Gelus
 
     call_module = xla.call_module  # of modules for CUDA, which are traced on the CPU here
@@ -128,7 +129,12 @@ def traced(network: networks.Network, *, flash: bool) -> bytes:
     @tf.function(jit_compile=True, autograph=False)
     def step(x, y):
         quick = layer_paths(
-            xla=True, all_reduce=None, attention=attention, gelu=Gelus(), on_gpu=True
+            xla=True,
+            all_reduce=None,
+            attention=attention,
+            gelu=Gelus(),
+            depthwise=Depthwises(),
+            on_gpu=True,
         )
         with quick, tf.GradientTape() as tape:
             if x.dtype == tf.uint8:

@@ -20,6 +20,7 @@ from tfaccel.keras_internals import (
 from tfaccel.keras_internals import gelu as gelu_in_xla
 from tfaccel.keras_internals.attention import attention_by
 from tfaccel.keras_internals.cross_entropy import gathered
+from tfaccel.keras_internals.depthwise import of_groups, of_layer, of_separable
 from tfaccel.keras_internals.patching import patched
 from tfaccel.keras_internals.written import relu
 
@@ -31,6 +32,7 @@ def layer_paths(
     all_reduce: Callable | None,
     attention: Callable | None = None,
     gelu: Callable | None = None,
+    depthwise: Callable | None = None,
     on_gpu: bool = False,
 ):
     """Within the context, some Keras layers use tfaccel's quicker methods.
@@ -39,6 +41,8 @@ def layer_paths(
       xla: Whether XLA compiles the traced function.
       attention: What computes attentions if XLA compiles the function; None: Keras.
       gelu: What computes GELUs if XLA compiles the function (step/gelu/choose.py); None: XLA.
+      depthwise: What computes depthwise convolutions if XLA compiles the function
+        (step/depthwise/choose.py); None: XLA.
       on_gpu: Whether the traced function runs on a GPU.
       all_reduce: A function that sums over replicas, for synchronized layers; None on one replica.
     """
@@ -70,6 +74,10 @@ def layer_paths(
                 replace(numpy, "matmul", padded_product.in_eights)
                 replace(keras.layers.LayerNormalization, "call", layer_norm.ordered)
                 replace(keras.layers.RMSNormalization, "call", layer_norm.ordered)
+            if depthwise is not None:
+                replace(nn, "conv", functools.partial(of_groups, convolved=depthwise))
+                replace(nn, "depthwise_conv", functools.partial(of_layer, convolved=depthwise))
+                replace(nn, "separable_conv", functools.partial(of_separable, convolved=depthwise))
             if attention is not None:
                 patches.enter_context(attention_by(attention))
         else:

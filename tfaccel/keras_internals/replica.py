@@ -32,6 +32,8 @@ class Replica:
       attention: What computes attentions in steps that XLA compiles (keras_internals/attention.py);
         None: Keras.
       gelu: What computes GELUs in such steps (step/gelu/choose.py); None: XLA alone.
+      depthwise: What computes depthwise convolutions in such steps (step/depthwise/choose.py);
+        None: XLA alone.
     """
 
     local_index: int
@@ -42,6 +44,7 @@ class Replica:
     reduces_in_xla: bool
     attention: Callable | None = None
     gelu: Callable | None = None
+    depthwise: Callable | None = None
 
     @property
     def is_gpu(self) -> bool:
@@ -51,7 +54,12 @@ class Replica:
     @property
     def layer_kernels(self) -> dict:
         """The arguments of `layer_paths` that say what computes layers on this device."""
-        return {"attention": self.attention, "gelu": self.gelu, "on_gpu": self.is_gpu}
+        return {
+            "attention": self.attention,
+            "gelu": self.gelu,
+            "depthwise": self.depthwise,
+            "on_gpu": self.is_gpu,
+        }
 
     def like(self, **changes) -> "Replica":
         """Returns a replica like this one, with other attributes."""

@@ -79,6 +79,7 @@ from tfaccel.step import (
 )
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.attention.choose import attentions_on
+from tfaccel.step.depthwise.choose import depthwises_on
 from tfaccel.step.gelu.choose import gelus_on
 from tfaccel.step.merged_results import UsesResultsError
 from tfaccel.step.predict import Predict
@@ -102,10 +103,13 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool, flash_atten
     """
     replicas = local_replicas(strategy)
     devices = [each.device for each in replicas]
-    attention = attentions_on(devices, wanted=xla and flash_attention)
-    gelu = gelus_on(devices, wanted=xla)
-    replicas = [each.like(attention=attention, gelu=gelu) for each in replicas]
-    kernels = [each for each in (gelu, attention) if each is not None]
+    chosen = {
+        "attention": attentions_on(devices, wanted=xla and flash_attention),
+        "gelu": gelus_on(devices, wanted=xla),
+        "depthwise": depthwises_on(devices, wanted=xla),
+    }
+    replicas = [each.like(**chosen) for each in replicas]
+    kernels = [each for each in chosen.values() if each is not None]
     choose = functools.partial(in_xla.Choice, model, said=set(), kernels=kernels)
     choices = [choose(wanted=xla) for _ in range(3)]
     eagerly = runs_eagerly(model)

@@ -246,7 +246,7 @@ def test_refusal_of_a_kernel(stand_in, caplog):
     asked = []
 
     def step():
-        asked.append(gelus._off)
+        asked.append(gelus.are_off)
         if len(asked) == 1:
             raise tf.errors.InternalError(None, None, "Failed to compile Triton kernel.\nmore")
         return "done"
@@ -300,7 +300,7 @@ def test_training(stand_in, monkeypatch, num_replicas, accumulation_steps):
     """A model learns the same with the kernels as without: 2e-2, as bfloat16."""
     gelus, settings = Gelus(), (num_replicas, accumulation_steps)
     losses, outputs = trained(monkeypatch, gelus, *settings)
-    assert gelus._is_used
+    assert gelus.is_used
     assert losses[-1] < 0.8 * losses[0]
     wanted, of_plain = trained(monkeypatch, None, *settings)
     np.testing.assert_allclose(losses, wanted, rtol=2e-2)

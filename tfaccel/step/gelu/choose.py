@@ -1,19 +1,16 @@
 """Decides which kernels compute the GELUs of a traced step, and says so."""
 
 import functools
-import logging
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfaccel.common.run_log import summary
 from tfaccel.keras_internals.gelu import gelu
 from tfaccel.step import triton_calls
 from tfaccel.step.capability import capability_for_kernels
 from tfaccel.step.gelu.calls import MULTIPLE_OF_COLUMNS
 from tfaccel.step.gelu.gelu import bias_gelu, with_bias
-
-log = logging.getLogger("tfaccel")
+from tfaccel.step.own_kernels import OwnKernels
 
 # XLA joins a GELU with what computes its input, unless that is one of these. Then tfaccel's kernel,
 # which XLA joins with nothing, reads no more than XLA's.
@@ -22,26 +19,13 @@ _TERMS = "_tfaccel_terms"  # of a sum: what was added
 RESHAPES = {"Reshape", "Identity", "Squeeze", "ExpandDims"}
 
 
-class Gelus:
+class Gelus(OwnKernels):
     """Computes the GELUs of a model's steps, some by tfaccel's kernels.
 
     The kernels compute the bias of a matrix product and the GELU after it. XLA computes the others.
     """
 
-    def __init__(self):
-        """Takes nothing."""
-        self._is_used, self._off = False, False
-
-    def turned_off_by(self, error: str) -> bool:
-        """Returns whether an error is of these kernels, which are then not used again."""
-        if not self._is_used or self._off or not triton_calls.OF_TRITON.search(error):
-            return False
-        self._off = True
-        first = error.strip().splitlines()[0]
-        summary(
-            "step: GELU is computed without tfaccel's kernels, because XLA refused one: %s", first
-        )
-        return True
+    what = "GELUs and the biases before them"
 
     def with_bias(self, add: Callable) -> Callable:
         """Returns a replacement of `tf.nn.bias_add`, after which a GELU may have a kernel."""
@@ -49,7 +33,7 @@ class Gelus:
         @functools.wraps(add)
         def added(value, bias, data_format=None, name=None):
             is_last = data_format in (None, "NHWC", "N...C")
-            if self._off or not is_last or not _is_taken(value):
+            if self.are_off or not is_last or not _is_taken(value):
                 return add(value, bias, data_format, name)
             bias = tf.convert_to_tensor(bias, value.dtype)  # Keras gives its variable
             total = with_bias(value, bias)
@@ -60,12 +44,10 @@ class Gelus:
 
     def __call__(self, x, approximate: bool = True) -> tf.Tensor:
         """Returns `keras.ops.gelu`."""
-        terms = None if self._off else getattr(x, _TERMS, None)
+        terms = None if self.are_off else getattr(x, _TERMS, None)
         if terms is None:
             return gelu(x, approximate)
-        if not self._is_used:
-            self._is_used = True
-            log.info("step: tfaccel's kernels compute GELU and the bias before it")
+        self.say_used()
         return bias_gelu(x, *terms, approximate=approximate)
 
 

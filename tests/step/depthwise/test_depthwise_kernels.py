@@ -1,0 +1,299 @@
+"""Depthwise convolutions by tfaccel's kernels: what they are given, and where they are used."""
+
+import logging
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import compiled
+from depthwise_stand_in import call_module
+from keras import layers
+from stablehlo_parser import parsed
+
+from tfaccel.keras_internals.layer_paths import layer_paths
+from tfaccel.step import in_xla
+from tfaccel.step.depthwise import calls, choose
+from tfaccel.step.depthwise import depthwise as depthwise_lib
+from tfaccel.step.depthwise.calls import Depthwise
+from tfaccel.step.depthwise.choose import Depthwises
+from tfaccel.step.depthwise.depthwise import convolved
+
+TOLERANCE = {tf.bfloat16: 2**-8, tf.float16: 2**-11}  # of one rounding
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    monkeypatch.setattr(depthwise_lib, "call_module", call_module)
+
+
+def plain(x, kernel, is_same):
+    padding = "SAME" if is_same else "VALID"
+    return tf.nn.depthwise_conv2d(x, kernel[..., None], [1] * 4, padding)
+
+
+@pytest.mark.parametrize("is_same", [False, True])
+@pytest.mark.parametrize("window", calls.WINDOWS)
+@pytest.mark.parametrize("channels", [8, 16, 24, 72, 96, 960])
+@pytest.mark.parametrize("side", [7, 8, 56])
+def test_programs_compute_each_value_once(side, channels, window, is_same):
+    of = Depthwise(3, side, side + 1, channels, window, is_same, tf.bfloat16)
+    images, height, width, _ = of.output_shape
+    assert (height == side) == is_same
+    block = of.block_of_channels
+    assert block in (8, 16, 32, 64)
+    assert block <= max(8, channels)
+    for text, rows, columns in (
+        (calls.forward(of), height, width),
+        (calls.of_x(of), side, side + 1),
+    ):
+        programs = images * -(-rows // 7) * -(-columns // 8) * -(-channels // block)
+        assert f"grid_x = {programs} : i32" in text
+    items = images * -(-height // 7) * -(-width // 4)
+    parts = of.sums[0]
+    turns = -(-items // parts)
+    assert (parts - 1) * turns < items <= parts * turns
+    assert f"grid_x = {parts * -(-channels // block)} : i32" in calls.of_kernel(of)
+
+
+def texts_of(of):
+    return [calls.forward(of), calls.of_x(of), calls.of_kernel(of)]
+
+
+@pytest.mark.parametrize("window", calls.WINDOWS)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_texts_are_whole(dtype, window):
+    other = {tf.bfloat16: r"\bf16\b|xf16", tf.float16: "bf16"}[dtype]
+    for text in texts_of(Depthwise(2, 9, 8, 16, window, True, dtype)):
+        kernel = re.search(r'ir = "(.*?)"', text)[1]
+        assert not re.search(r"\{[a-z_]+\}", kernel)
+        assert not re.search(other, kernel)
+        assert kernel.count(" = arith.constant ") >= 12
+
+
+@pytest.mark.parametrize("window", calls.WINDOWS)
+def test_xla_parses_the_modules(window):
+    """XLA's own parser takes the text and the configuration; only a GPU runs the kernels."""
+    of = Depthwise(2, 9, 8, 16, window, False, tf.bfloat16)
+    x, y = (tf.TensorSpec(each, of.dtype) for each in (of.shape, of.output_shape))
+    kernel, sums = tf.TensorSpec(of.kernel_shape, of.dtype), tf.TensorSpec(of.sums, tf.float32)
+    given = [([x, kernel], [y]), ([y, kernel], [x]), ([x, y], [sums])]
+    for text, (arguments, results) in zip(texts_of(of), given, strict=True):
+        made = parsed(text, arguments, results)
+        assert made.count('custom_call_target="__gpu$xla.gpu.triton"') == 1
+        assert "tt.func public @depthwise_" in made
+
+
+@pytest.mark.parametrize("is_same", [False, True])
+@pytest.mark.parametrize("window", calls.WINDOWS)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_gradients(stand_in, dtype, window, is_same):
+    """The output, the gradients, and the gradients of both beside float64."""
+    of = Depthwise(2, 9, 8, 8, window, is_same, dtype)
+    draw = np.random.default_rng(0)
+    shapes = (of.shape, of.kernel_shape, of.output_shape)
+    given = [tf.cast(tf.constant(draw.normal(size=each)), dtype) for each in shapes]
+
+    def found(function, x, kernel, gradient):
+        with tf.GradientTape() as outer:
+            outer.watch([x, kernel])
+            with tf.GradientTape() as inner:
+                inner.watch([x, kernel])
+                y = function(x, kernel)
+            first = inner.gradient(y, [x, kernel], output_gradients=gradient)
+            penalty = sum(tf.reduce_sum(tf.cast(each, tf.float64) ** 2) for each in first)
+        return [y, *first, *outer.gradient(penalty, [x, kernel])]
+
+    made = tf.function(lambda *a: found(lambda x, k: convolved(of, x, k), *a))(*given)
+    wide = [tf.cast(each, tf.float64) for each in given]
+    wanted = found(lambda x, k: plain(x, k, is_same), *wide)
+    for each, other, factor in zip(made, wanted, (1, 1, 1, 3, 3), strict=True):
+        assert each.dtype == dtype
+        error = np.abs(tf.cast(each, tf.float64) - other).max() / np.abs(other).max()
+        assert error <= factor * TOLERANCE[dtype]
+
+
+def layer_of(kind, *args, **settings):
+    return lambda: kind(*args, dtype="mixed_bfloat16", **settings)
+
+
+X = tf.constant(np.random.default_rng(0).normal(size=(2, 9, 8, 16)), tf.float32)
+CASES = {
+    "groups": (layer_of(layers.Conv2D, 16, 7, padding="same", groups=16), 1),
+    "groups, valid": (layer_of(layers.Conv2D, 16, 3, groups=16), 1),
+    "depthwise": (layer_of(layers.DepthwiseConv2D, 5, padding="same"), 1),
+    "separable": (layer_of(layers.SeparableConv2D, 24, 3, padding="same", activation="relu"), 1),
+    "two outputs a group": (layer_of(layers.Conv2D, 32, 3, groups=16), 0),
+    "two channels a group": (layer_of(layers.Conv2D, 16, 3, groups=8), 0),
+    "no groups": (layer_of(layers.Conv2D, 16, 3), 0),
+    "two outputs a channel": (layer_of(layers.DepthwiseConv2D, 3, depth_multiplier=2), 0),
+    "separable, two outputs": (layer_of(layers.SeparableConv2D, 8, 3, depth_multiplier=2), 0),
+    "strides": (layer_of(layers.DepthwiseConv2D, 3, strides=2), 0),
+    "separable with strides": (layer_of(layers.SeparableConv2D, 8, 3, strides=2), 0),
+    "dilation": (layer_of(layers.DepthwiseConv2D, 3, dilation_rate=2), 0),
+    "another window": (layer_of(layers.DepthwiseConv2D, 2), 0),
+    "a long window": (layer_of(layers.DepthwiseConv2D, (3, 5)), 0),
+    "float32": (lambda: layers.DepthwiseConv2D(3), 0),
+}  # fmt: skip
+
+
+def seen(monkeypatch, function, x, depthwises=None):
+    """Returns how often a call of `function` used the kernels, and what it returned."""
+    used, real = [], depthwise_lib.convolved
+
+    def noted(*args):
+        used.append(args)
+        return real(*args)
+
+    monkeypatch.setattr(choose, "convolved", noted)
+
+    @tf.function(autograph=False)
+    def run(x):
+        with layer_paths(xla=True, all_reduce=None, depthwise=depthwises or Depthwises()):
+            return function(x)
+
+    return run(x), len(used)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_where_it_is_used(stand_in, monkeypatch, case):
+    make, wanted = CASES[case]
+    layer = make()
+    layer.build(X.shape)
+    for each in layer.weights:
+        each.assign(np.random.default_rng(1).normal(size=each.shape))
+    found, used = seen(monkeypatch, layer, X)
+    assert used == wanted
+    other = layer(X)
+    assert found.dtype == other.dtype
+    np.testing.assert_allclose(
+        tf.cast(found, tf.float32), tf.cast(other, tf.float32), rtol=2**-6, atol=2**-4
+    )
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        tf.zeros((2, 9, 8, 12), tf.bfloat16),
+        tf.zeros((0, 9, 8, 16), tf.bfloat16),
+    ],
+    ids=["channels not in eights", "no images"],
+)
+def test_shapes_that_it_leaves_to_xla(stand_in, monkeypatch, x):
+    layer = layers.DepthwiseConv2D(3, dtype="bfloat16")
+    layer.build(x.shape)
+    found, used = seen(monkeypatch, layer, x)
+    assert used == 0
+    assert found.shape == layer(x).shape
+
+
+def test_an_image_without_known_size(stand_in, monkeypatch):
+    layer = layers.DepthwiseConv2D(3, dtype="bfloat16")
+    layer.build((None, None, None, 8))
+    used = []
+    monkeypatch.setattr(choose, "convolved", lambda *args: used.append(args))
+
+    @tf.function(input_signature=[tf.TensorSpec((None, None, None, 8), tf.bfloat16)])
+    def run(x):
+        with layer_paths(xla=True, all_reduce=None, depthwise=Depthwises()):
+            return layer(x)
+
+    assert run(tf.zeros((1, 5, 5, 8), tf.bfloat16)).shape == (1, 3, 3, 8)
+    assert not used
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_taken"),
+    [
+        ((1, 2**12, 2**12, 64), True),
+        ((1, 2**14, 2**14, 8), False),  # 2^31 values
+        ((2**20, 64, 64, 8), False),
+    ],
+)
+def test_limits(shape, is_taken):
+    """Arrays whose values or programs a kernel cannot count go to cuDNN."""
+    taken = []
+
+    @tf.function(input_signature=[tf.TensorSpec(shape, tf.bfloat16)])
+    def run(x):
+        taken.append(choose._is_taken(x, tf.zeros((3, 3, shape[3]), tf.bfloat16), True))
+
+    run.get_concrete_function()
+    assert taken == [is_taken]
+
+
+def test_refusal_of_a_kernel(stand_in, monkeypatch, caplog):
+    """An error of XLA about Triton turns the kernels off once, and says so; others do not."""
+    depthwises, error = Depthwises(), "Failed to compile Triton kernel."
+    assert not depthwises.turned_off_by(error)  # none was used
+    layer = layers.DepthwiseConv2D(3, dtype="bfloat16")
+    with caplog.at_level(logging.INFO, "tfaccel"):
+        seen(monkeypatch, layer, X, depthwises)
+        asked = []
+
+        def step():
+            asked.append(depthwises.are_off)
+            if len(asked) == 1:
+                raise tf.errors.InternalError(None, None, f"{error}\nmore")
+            return "done"
+
+        model = keras.Sequential([layers.Dense(1)])
+        choice = in_xla.Choice(model, wanted=True, kernels=[depthwises])
+        assert choice.run(step, None, forget=lambda: None) == "done"
+    assert asked == [False, True]
+    assert choice.on
+    assert "tfaccel's kernels compute depthwise convolutions" in caplog.text
+    assert f"no longer compute depthwise convolutions, because XLA refused one: {error}" in (
+        caplog.text
+    )
+    _, used = seen(monkeypatch, layer, X, depthwises)
+    assert used == 0
+
+
+def test_only_on_gpus():
+    assert choose.depthwises_on(["/cpu:0"], wanted=True) is None
+    assert choose.depthwises_on(["/cpu:0"], wanted=False) is None
+
+
+def classifier():
+    inputs = keras.Input((8, 8, 8))
+    x = layers.DepthwiseConv2D(3, padding="same")(inputs)
+    x = layers.BatchNormalization()(x)
+    x = layers.Conv2D(8, 5, groups=8, padding="same", activation="relu")(x)
+    x = layers.SeparableConv2D(16, 3, activation="relu")(x)
+    x = layers.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, layers.Dense(3, dtype="float32")(x))
+
+
+def trained(monkeypatch, depthwises, num_replicas):
+    keras.utils.set_random_seed(0)
+    monkeypatch.setattr("tfaccel.step.functions.depthwises_on", lambda *a, **k: depthwises)
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = compiled(
+            classifier,
+            num_replicas,
+            optimizer=keras.optimizers.SGD(0.3),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+    finally:
+        keras.config.set_dtype_policy("float32")
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(48, 8, 8, 8)).astype("f4")
+    y = (x.mean((1, 2)) @ draw.normal(size=(8, 3))).argmax(1)
+    x += np.eye(8)[y][:, None, None] * 2
+    losses = model.fit(x, y, batch_size=12, epochs=4, shuffle=False, verbose=0).history["loss"]
+    return losses, model.predict(x, batch_size=16, verbose=0)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_training(stand_in, monkeypatch, num_replicas):
+    """A model learns the same with the kernels as without: 3e-2, as bfloat16."""
+    depthwises = Depthwises()
+    losses, outputs = trained(monkeypatch, depthwises, num_replicas)
+    assert depthwises.is_used
+    assert losses[-1] < 0.8 * losses[0]
+    wanted, of_plain = trained(monkeypatch, None, num_replicas)
+    np.testing.assert_allclose(losses, wanted, rtol=3e-2)
+    np.testing.assert_allclose(outputs, of_plain, rtol=0.1, atol=0.1)

@@ -1,0 +1,192 @@
+"""The StableHLO text of depthwise convolutions, by Triton kernels that XLA compiles for the GPU.
+
+A depthwise convolution convolves each channel alone. cuDNN has no quick kernels for it with the
+channels last: README.md of this folder has figures. The texts of the kernels here lie in
+`kernels/`, and `tools/depthwise_kernels.py` writes them.
+
+Shapes: x [images, in_height, in_width, channels]; the kernel [window, window, channels]; the output
+[images, out_height, out_width, channels]; all of one dtype. The strides are 1.
+"""
+
+import dataclasses
+import functools
+import pathlib
+
+import tensorflow as tf
+
+from tfaccel.step import triton_calls
+
+WINDOWS = (3, 5, 7)  # heights and widths that have a text
+MULTIPLE_OF_CHANNELS = 8  # so that the values which a thread reads are aligned
+
+_KERNELS = pathlib.Path(__file__).parent / "kernels"
+_ROWS = 7  # of outputs that a program computes at once, as in tools/depthwise_kernels.py
+_CHANNELS = 64  # of a program, at most
+_WIDTH, _WIDTH_OF_SUMS = 8, 4  # pixels of a program at once
+_VALUES = 4  # of a thread at once
+# Of the kernel's gradient. More of them would share the GPU more evenly, and write more sums.
+_PROGRAMS = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Depthwise:
+    """A depthwise convolution with strides of 1.
+
+    Attributes:
+      images: of x.
+      height: of x.
+      width: of x.
+      channels: of x; a multiple of MULTIPLE_OF_CHANNELS.
+      window: the height and width of the kernel; one of WINDOWS.
+      is_same: whether zeros are added around x, so that the output is as large as x.
+      dtype: tf.float16 or tf.bfloat16.
+    """
+
+    images: int
+    height: int
+    width: int
+    channels: int
+    window: int
+    is_same: bool
+    dtype: tf.DType
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of x."""
+        return self.images, self.height, self.width, self.channels
+
+    @property
+    def output_shape(self) -> tuple[int, int, int, int]:
+        """Of the output."""
+        less = self.window - 1 - 2 * self.padding
+        return self.images, self.height - less, self.width - less, self.channels
+
+    @property
+    def kernel_shape(self) -> tuple[int, int, int]:
+        """Of the kernel."""
+        return self.window, self.window, self.channels
+
+    @property
+    def padding(self) -> int:
+        """The zeros on each side of x."""
+        return (self.window - 1) // 2 if self.is_same else 0
+
+    @property
+    def block_of_channels(self) -> int:
+        """The channels of a program: those that leave the fewest threads without work."""
+        sizes = (_CHANNELS, _CHANNELS // 2, MULTIPLE_OF_CHANNELS * 2, MULTIPLE_OF_CHANNELS)
+        fitting = [each for each in sizes[:2] if each <= self.channels] or sizes[2:]
+        return min(fitting, key=lambda each: -self.channels % each)
+
+    @property
+    def sums(self) -> tuple[int, int, int, int]:
+        """The shape [parts, window, window, channels] of the sums of the kernel's gradient."""
+        grid = _Grid(self.output_shape, self.block_of_channels, _WIDTH_OF_SUMS)
+        return -(-grid.items // _turns(grid)), *self.kernel_shape
+
+
+@dataclasses.dataclass(frozen=True)
+class _Grid:
+    """How the programs share an array [images, height, width, channels]."""
+
+    shape: tuple[int, int, int, int]
+    block_c: int
+    block_w: int
+
+    @property
+    def strips(self) -> int:
+        """Of _ROWS rows, in an image."""
+        return -(-self.shape[1] // _ROWS)
+
+    @property
+    def w_blocks(self) -> int:
+        """In a row."""
+        return -(-self.shape[2] // self.block_w)
+
+    @property
+    def c_blocks(self) -> int:
+        """In a pixel."""
+        return -(-self.shape[3] // self.block_c)
+
+    @property
+    def items(self) -> int:
+        """The blocks of pixels."""
+        return self.shape[0] * self.strips * self.w_blocks
+
+    @property
+    def counts(self) -> list[int]:
+        """What every kernel is told of it."""
+        return [self.strips, self.w_blocks, self.c_blocks]
+
+
+def forward(of: Depthwise) -> str:
+    """Returns the module of (x, kernel), which returns the output."""
+    return _convolution(of, of.shape, of.output_shape, of.padding, is_backwards=False)
+
+
+def of_x(of: Depthwise) -> str:
+    """Returns the module of (the output's gradient, kernel), which returns the gradient of x.
+
+    It is a convolution with the kernel's values from the last to the first.
+    """
+    padding = of.window - 1 - of.padding
+    return _convolution(of, of.output_shape, of.shape, padding, is_backwards=True)
+
+
+def of_kernel(of: Depthwise) -> str:
+    """Returns the module of (x, the output's gradient), which returns the kernel's gradient.
+
+    It returns it as sums [parts, window, window, channels] float32, each over a part of the pixels.
+    """
+    grid = _Grid(of.output_shape, of.block_of_channels, _WIDTH_OF_SUMS)
+    turns = _turns(grid)
+    constants = [*of.shape[1:3], *of.output_shape[1:3], of.channels, of.padding, of.padding]
+    columns = 1 << (of.window - 1).bit_length()
+    return _module(
+        of,
+        grid,
+        f"of_kernel_{of.window}",
+        constants=[*constants, *grid.counts, turns, grid.items],
+        given=[of.shape, of.output_shape],
+        result=triton_calls.tensor(of.sums, "f32"),
+        programs=of.sums[0] * grid.c_blocks,
+        values=columns * grid.block_w * grid.block_c,
+    )
+
+
+def _convolution(of: Depthwise, given, made, padding: int, *, is_backwards: bool) -> str:
+    grid = _Grid(made, of.block_of_channels, _WIDTH)
+    order = [of.window**2 - 1, -1] if is_backwards else [0, 1]
+    return _module(
+        of,
+        grid,
+        f"forward_{of.window}",
+        constants=[*given[1:3], *made[1:3], of.channels, padding, padding, *grid.counts, *order],
+        given=[given, of.kernel_shape],
+        result=triton_calls.tensor(made, of.dtype),
+        programs=grid.items * grid.c_blocks,
+        values=grid.block_w * grid.block_c,
+    )
+
+
+def _turns(grid: _Grid) -> int:
+    """Returns how many blocks of pixels a program of the kernel's gradient sums."""
+    return max(1, grid.items * grid.c_blocks // _PROGRAMS)
+
+
+def _module(of, grid, name, *, constants, given, result, programs, values) -> str:
+    sizes = {"block_w": grid.block_w, "block_c": grid.block_c}
+    text = triton_calls.filled(_text(name), sizes=sizes, constants=constants, dtype=of.dtype)
+    return triton_calls.module(
+        text,
+        [triton_calls.tensor(each, of.dtype) for each in given],
+        [result],
+        programs=programs,
+        warps=max(1, values // (32 * _VALUES)),
+        stages=1,
+    )
+
+
+@functools.cache
+def _text(name: str) -> str:
+    return (_KERNELS / f"{name}.ttir").read_text()
