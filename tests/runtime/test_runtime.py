@@ -183,28 +183,84 @@ def test_xla_waits_for_replicas_that_are_still_compiled(monkeypatch):
     )
 
 
+@pytest.fixture
+def on_planted_gpus(setup, monkeypatch):
+    """A function that configures this process as if it had GPUs, and returns XLA's flags."""
+
+    def configure(num_gpus, num_workers=1, **settings):
+        gpus = [object()] * num_gpus  # that are not there
+        monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: gpus)
+        monkeypatch.setattr(
+            runtime, "choose_gpus", lambda *_, **__: (tuple(range(num_gpus)), "planted")
+        )
+        addresses = tuple(f"host:{port}" for port in range(num_workers))
+        cluster = Cluster(addresses, 0) if num_workers > 1 else Cluster()
+        runtime.configure(RuntimeConfig(precision="float32", **settings), cluster)
+        return os.environ["XLA_FLAGS"]
+
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setenv(runtime.PERSISTENT_NORM, "0")  # which is put back afterwards
+    for name in ("_start_devices", "load_cuda_libraries"):
+        monkeypatch.setattr(runtime, name, lambda *_, **__: None)
+    monkeypatch.setattr(runtime.compile_cache, "use", lambda decides: None)
+    return configure
+
+
 @pytest.mark.parametrize(
     ("num_gpus", "num_workers", "waits", "alike"),
     [(1, 1, False, False), (2, 1, True, True), (1, 2, False, True), (2, 2, False, True)],
 )
 def test_only_replicas_that_are_all_in_one_process_wait_in_xla(
-    monkeypatch, num_gpus, num_workers, waits, alike
+    on_planted_gpus, num_gpus, num_workers, waits, alike
 ):
     """As in local_replicas: elsewhere no sum over replicas is in XLA's programs."""
-    gpus = [object()] * num_gpus  # that are not there
-    monkeypatch.setenv("XLA_FLAGS", "")
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: gpus)
-    monkeypatch.setattr(
-        runtime, "choose_gpus", lambda *_, **__: (tuple(range(num_gpus)), "planted")
-    )
-    for name in ("_start_devices", "_keep_programs", "load_cuda_libraries"):
-        monkeypatch.setattr(runtime, name, lambda *_, **__: None)
-    addresses = tuple(f"host:{port}" for port in range(num_workers))
-    cluster = Cluster(addresses, 0) if num_workers > 1 else Cluster()
-    runtime.configure(RuntimeConfig(precision="float32", xla=True), cluster)
-    flags = os.environ["XLA_FLAGS"]
+    flags = on_planted_gpus(num_gpus, num_workers, xla=True)
     assert ("xla_gpu_executable_terminate_timeout" in flags) is waits
     assert (NO_TIMING in flags) is alike
+
+
+CUBLAS_LT = "--xla_gpu_enable_cublaslt=true"
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_cublaslt_computes_products_on_all_gpus(on_planted_gpus, num_gpus, num_workers):
+    for _ in range(2):  # setup may be called twice
+        assert on_planted_gpus(num_gpus, num_workers).split().count(CUBLAS_LT) == 1
+
+
+def test_xla_reads_the_flag_of_cublaslt(on_planted_gpus):
+    """XLA ends a process that has a flag which it does not know."""
+    assert on_planted_gpus(1) == CUBLAS_LT
+    in_new_process(
+        "import tensorflow as tf; tf.function(lambda: tf.constant(1), jit_compile=True)()"
+    )
+
+
+def test_without_xla_nothing_is_said_of_cublaslt(on_planted_gpus):
+    assert on_planted_gpus(1, xla=False) == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [("", "products by cuBLASLt"), ("false", "XLA_FLAGS sets xla_gpu_enable_cublaslt, unchanged")],
+)
+def test_the_user_may_choose_against_cublaslt(on_planted_gpus, monkeypatch, caplog, given, said):
+    own = f"--a=b {CUBLAS_LT[:-4]}{given}" if given else ""
+    monkeypatch.setenv("XLA_FLAGS", own)
+    with caplog.at_level(logging.INFO, logger="tfaccel"):
+        assert on_planted_gpus(1) == (own or CUBLAS_LT)
+    assert said in caplog.text
+
+
+def test_kept_programs_depend_on_the_products(on_planted_gpus, monkeypatch):
+    kept = []
+    monkeypatch.setattr(runtime.compile_cache, "use", kept.append)
+    on_planted_gpus(1)
+    monkeypatch.setenv("XLA_FLAGS", f"{CUBLAS_LT[:-4]}false")
+    on_planted_gpus(1)
+    assert [each.pop("xla_flags") for each in kept] == [CUBLAS_LT, f"{CUBLAS_LT[:-4]}false"]
+    assert kept[0] == kept[1]
 
 
 def test_a_choice_by_the_user_is_said_to_be_one(monkeypatch, caplog):
@@ -300,6 +356,22 @@ def test_environment_is_described_without_dali(monkeypatch):
     packages = runtime.describe_environment()["packages"]
     assert packages["nvidia-dali-cuda120"] is None
     assert packages["numpy"] == version("numpy")
+
+
+PRODUCT = """
+import tfaccel; tfaccel.setup(gpu_ids=[0], compile_cache=False)
+import tensorflow as tf
+product = tf.function(lambda x: x @ x, jit_compile=True)
+text = product.experimental_get_compiler_ir(tf.ones((1024, 1024), "bfloat16"))("optimized_hlo")
+print("cuBLASLt" if "__cublas$lt$matmul" in text else text)
+"""
+
+
+@pytest.mark.gpu
+def test_products_are_cublaslts():
+    """Those that XLA does not give to Triton, which it may do after timing both."""
+    done = new_process(PRODUCT, XLA_FLAGS="--xla_gpu_enable_triton_gemm=false")
+    assert (done.returncode, done.stdout) == (0, "cuBLASLt\n"), done.stderr
 
 
 @pytest.mark.gpu

@@ -64,16 +64,28 @@ def test_polynomial(approximate):
 @pytest.mark.parametrize("columns", [8, 200, 384, 3072, 3080])
 def test_programs_compute_each_row_once(rows, columns):
     of = Gelu(rows, columns, tf.bfloat16, False)
-    block_rows, block_columns = of.block
-    assert block_rows * block_columns == 2048
-    assert of.column_blocks * block_columns >= columns > (of.column_blocks - 1) * block_columns
+    wide = of.block_columns
+    assert of.column_blocks * wide >= columns > (of.column_blocks - 1) * wide
     row_blocks, of_columns = of.sums
-    each = of.turns * block_rows
+    each = of.turns * of.block_rows("backward")
     assert of_columns == columns
+    assert each <= 64
     assert row_blocks * each >= rows > (row_blocks - 1) * each
     assert f"grid_x = {row_blocks * of.column_blocks} : i32" in calls.backward(of)
-    programs = -(-rows // block_rows) * of.column_blocks
+    programs = -(-rows // of.block_rows("forward")) * of.column_blocks
     assert f"grid_x = {programs} : i32" in calls.forward(of)
+
+
+@pytest.mark.parametrize("columns", [8, 200, 384, 3072, 3080])
+def test_sizes_of_programs(columns):
+    """A program of the gradient is half as large as one of the output."""
+    of = Gelu(1000, columns, tf.bfloat16, False)
+    sizes = {"forward": (calls.forward(of), 2048, 4), "backward": (calls.backward(of), 1024, 2)}
+    for name, (text, elements, warps) in sizes.items():
+        rows, wide = of.block_rows(name), of.block_columns
+        assert rows * wide == elements
+        assert f"tensor<{rows}x{wide}xf32>" in text
+        assert f"num_warps = {warps} : i32" in text
 
 
 @pytest.mark.parametrize("approximate", [False, True])

@@ -21,7 +21,9 @@ MULTIPLE_OF_COLUMNS = 8  # so that a thread reads 16 bytes at a time
 
 _KERNELS = pathlib.Path(__file__).parent / "kernels"
 _LIMIT, _DEGREE = 4.5, 6  # of the polynomial
-_ELEMENTS, _WARPS = 2048, 4  # of a program at once
+# The values that a program computes at once, and its warps. With half of both, the backward kernel
+# is 6 to 28% quicker and the forward one not (H200, 2026-11-28; README.md has the times).
+_SIZES = {"forward": (2048, 4), "backward": (1024, 2)}
 _ROWS_OF_SUM = 64  # at most, of a program of the gradient: the sums are then 1% of its bytes
 # A program of the gradient has fewer rows if there would be fewer programs than this. Then the last
 # programs do not leave much of the GPU without work.
@@ -45,35 +47,39 @@ class Gelu:
     approximate: bool
 
     @property
-    def block(self) -> tuple[int, int]:
-        """The rows and columns that a program computes at once."""
+    def block_columns(self) -> int:
+        """How many columns a program computes."""
         columns = 64
         while columns < 256 and self.columns % (2 * columns) == 0:
             columns *= 2
-        return _ELEMENTS // columns, columns
+        return columns
 
     @property
     def column_blocks(self) -> int:
         """How many programs compute a row."""
-        return -(-self.columns // self.block[1])
+        return -(-self.columns // self.block_columns)
 
     @property
     def turns(self) -> int:
         """How many blocks of rows a program of the gradient computes, one after another."""
-        rows, _ = self.block
-        turns = _ROWS_OF_SUM // rows
-        while turns > 1 and self.programs(turns) < _PROGRAMS:
+        turns = _ROWS_OF_SUM // self.block_rows("backward")
+        while turns > 1 and self.programs("backward", turns) < _PROGRAMS:
             turns //= 2
         return turns
 
     @property
     def sums(self) -> tuple[int, int]:
         """The shape [row blocks, columns] of the gradient's sums."""
-        return self.programs(self.turns) // self.column_blocks, self.columns
+        return self.programs("backward", self.turns) // self.column_blocks, self.columns
 
-    def programs(self, turns: int) -> int:
-        """Returns how many programs compute it, if each computes `turns` blocks of rows."""
-        return -(-self.rows // (self.block[0] * turns)) * self.column_blocks
+    def block_rows(self, name: str) -> int:
+        """Returns how many rows a program of the kernel computes at once."""
+        elements, _ = _SIZES[name]
+        return elements // self.block_columns
+
+    def programs(self, name: str, turns: int) -> int:
+        """Returns how many programs the kernel has, if each computes `turns` blocks of rows."""
+        return -(-self.rows // (self.block_rows(name) * turns)) * self.column_blocks
 
 
 def forward(of: Gelu) -> str:
@@ -94,12 +100,11 @@ def backward(of: Gelu) -> str:
 
 def kernel(name: str, of: Gelu, *, turns: int) -> str:
     """Returns the text of a kernel, whose arguments are arrays alone."""
-    rows, columns = of.block
     constants = [of.rows, of.columns, of.column_blocks, turns]
     constants += factors(approximate=of.approximate)
-    name = f"{name}_{'tanh' if of.approximate else 'erf'}"
-    sizes = {"block_r": rows, "block_c": columns}
-    return triton_calls.filled(_text(name), sizes=sizes, constants=constants, dtype=of.dtype)
+    sizes = {"block_r": of.block_rows(name), "block_c": of.block_columns}
+    text = _text(f"{name}_{'tanh' if of.approximate else 'erf'}")
+    return triton_calls.filled(text, sizes=sizes, constants=constants, dtype=of.dtype)
 
 
 @functools.cache
@@ -142,11 +147,12 @@ def _arrays(of: Gelu) -> tuple[str, str]:
 
 
 def _module(of: Gelu, name: str, given: list[str], results: list[str], *, turns: int) -> str:
+    _, warps = _SIZES[name]
     return triton_calls.module(
         kernel(name, of, turns=turns),
         given,
         results,
-        programs=of.programs(turns),
-        warps=_WARPS,
+        programs=of.programs(name, turns),
+        warps=warps,
         stages=1,
     )
