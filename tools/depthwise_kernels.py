@@ -8,6 +8,7 @@ no Triton package. Run it after a change of a kernel. It needs no GPU.
 `tfaccel/step/depthwise/calls.py` fills sizes and numbers into the texts.
 """
 
+import itertools
 import pathlib
 
 import triton
@@ -16,7 +17,8 @@ from kernel_texts import template_of
 
 FOLDER = pathlib.Path(__file__).parents[1] / "tfaccel/step/depthwise/kernels"
 WINDOWS = (3, 5, 7)  # heights and widths
-ROWS = 7  # of outputs that a program computes at once; 224 / 2^n pixels have a multiple of 7 rows
+# Of outputs that a program computes at once. Images of 224 / 2^n pixels have multiples of 7 rows.
+ROWS = (7, 14)
 # Sizes that appear in no other role in a text, so that each can be found again.
 SIZES = {"block_w": 128, "block_c": 256}
 
@@ -66,7 +68,7 @@ def depthwise_forward(
             of_kernel = (k_first + (row * window + column) * k_step) * channels + at_c[None, :]
             of_kernel = tl.broadcast_to(of_kernel, [block_w, block_c])
             factor = tl.load(kernel + of_kernel, mask=is_c[None, :], other=0.0)
-            factors = appended(factors, factor.to(tl.float32))
+            factors = appended(factors, factor)
         for i in tl.static_range(rows + window - 1):
             h = first + i - pad_h
             is_row = (h >= 0) & (h < in_h)
@@ -143,19 +145,24 @@ def depthwise_of_kernel(
         tl.store(sums + places, tl.sum(totals[row], 1), mask=inside)
 
 
-TYPES = {**dict.fromkeys(("x", "kernel", "output", "gradient"), "*bf16"), "sums": "*fp32"}
+TYPES = {
+    **dict.fromkeys(("x", "output", "gradient"), "*bf16"),
+    # A program has many uses for a value of x, and few for one of the kernel, so that the
+    # conversion of the kernel to float32 took a third of its instructions.
+    **dict.fromkeys(("kernel", "sums"), "*fp32"),
+}
 
 
 def main() -> None:
     """Writes the texts."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for window in WINDOWS:
-        own = {"window": window, "rows": ROWS}
+    for window, rows in itertools.product(WINDOWS, ROWS):
+        own = {"window": window, "rows": rows}
         forward = template_of(depthwise_forward, TYPES, SIZES, own)
-        (FOLDER / f"forward_{window}.ttir").write_text(forward)
+        (FOLDER / f"forward_{window}_{rows}.ttir").write_text(forward)
         own["columns"] = triton.next_power_of_2(window)
         of_kernel = template_of(depthwise_of_kernel, TYPES, SIZES, own)
-        (FOLDER / f"of_kernel_{window}.ttir").write_text(of_kernel)
+        (FOLDER / f"of_kernel_{window}_{rows}.ttir").write_text(of_kernel)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,10 @@ def one_pass(normalize: Callable) -> Callable:
         gamma = tf.ones([size]) if gamma is None else tf.cast(gamma, tf.float32)
         beta = tf.zeros([size]) if beta is None else tf.cast(beta, tf.float32)
         epsilon = keras.config.epsilon() if epsilon is None else epsilon
-        return _normalized(x, gamma, beta, tf.constant(epsilon, tf.float32))
+        rows = tf.reshape(x, [-1, size])
+        return tf.reshape(
+            _normalized(rows, gamma, beta, tf.constant(epsilon, tf.float32)), tf.shape(x)
+        )
 
     return norm
 

@@ -4,8 +4,8 @@ A depthwise convolution convolves each channel alone. cuDNN has no quick kernels
 channels last: README.md of this folder has figures. The texts of the kernels here lie in
 `kernels/`, and `tools/depthwise_kernels.py` writes them.
 
-Shapes: x [images, in_height, in_width, channels]; the kernel [window, window, channels]; the output
-[images, out_height, out_width, channels]; all of one dtype. The strides are 1.
+Shapes: x [images, in_height, in_width, channels] and the output [images, out_height, out_width,
+channels], of one dtype; the kernel [window, window, channels] float32. The strides are 1.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ WINDOWS = (3, 5, 7)  # heights and widths that have a text
 MULTIPLE_OF_CHANNELS = 8  # so that the values which a thread reads are aligned
 
 _KERNELS = pathlib.Path(__file__).parent / "kernels"
-_ROWS = 7  # of outputs that a program computes at once, as in tools/depthwise_kernels.py
+_ROWS = (7, 14)  # of outputs that a program computes at once; each has a text
 _CHANNELS = 64  # of a program, at most
 _WIDTH, _WIDTH_OF_SUMS = 8, 4  # pixels of a program at once
 _VALUES = 4  # of a thread at once
@@ -94,9 +94,14 @@ class _Grid:
     block_w: int
 
     @property
+    def rows(self) -> int:
+        """Of a program: those that leave the fewest rows without work, and then the most."""
+        return min(_ROWS, key=lambda rows: (-self.shape[1] % rows, -rows))
+
+    @property
     def strips(self) -> int:
-        """Of _ROWS rows, in an image."""
-        return -(-self.shape[1] // _ROWS)
+        """Of `rows` rows, in an image."""
+        return -(-self.shape[1] // self.rows)
 
     @property
     def w_blocks(self) -> int:
@@ -145,9 +150,9 @@ def of_kernel(of: Depthwise) -> str:
     return _module(
         of,
         grid,
-        f"of_kernel_{of.window}",
+        f"of_kernel_{of.window}_{grid.rows}",
         constants=[*constants, *grid.counts, turns, grid.items],
-        given=[of.shape, of.output_shape],
+        given=[triton_calls.tensor(each, of.dtype) for each in (of.shape, of.output_shape)],
         result=triton_calls.tensor(of.sums, "f32"),
         programs=of.sums[0] * grid.c_blocks,
         values=columns * grid.block_w * grid.block_c,
@@ -160,9 +165,12 @@ def _convolution(of: Depthwise, given, made, padding: int, *, is_backwards: bool
     return _module(
         of,
         grid,
-        f"forward_{of.window}",
+        f"forward_{of.window}_{grid.rows}",
         constants=[*given[1:3], *made[1:3], of.channels, padding, padding, *grid.counts, *order],
-        given=[given, of.kernel_shape],
+        given=[
+            triton_calls.tensor(given, of.dtype),
+            triton_calls.tensor(of.kernel_shape, "f32"),
+        ],
         result=triton_calls.tensor(made, of.dtype),
         programs=grid.items * grid.c_blocks,
         values=grid.block_w * grid.block_c,
@@ -179,7 +187,7 @@ def _module(of, grid, name, *, constants, given, result, programs, values) -> st
     text = triton_calls.filled(_text(name), sizes=sizes, constants=constants, dtype=of.dtype)
     return triton_calls.module(
         text,
-        [triton_calls.tensor(each, of.dtype) for each in given],
+        given,
         [result],
         programs=programs,
         warps=max(1, values // (32 * _VALUES)),

@@ -26,7 +26,7 @@ def convolved(of: Depthwise, x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
             return _of_x(of, gradient, kernel), _of_kernel(of, x, gradient)
 
         (found,) = call_module(
-            calls.forward(of), [x, kernel], [tf.TensorSpec(of.output_shape, of.dtype)]
+            calls.forward(of), [x, _wide(kernel)], [tf.TensorSpec(of.output_shape, of.dtype)]
         )
         return found, backward
 
@@ -42,7 +42,7 @@ def _of_x(of: Depthwise, gradient: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
             return convolved(of, of_result, kernel), _of_kernel(of, of_result, gradient)
 
         (found,) = call_module(
-            calls.of_x(of), [gradient, kernel], [tf.TensorSpec(of.shape, of.dtype)]
+            calls.of_x(of), [gradient, _wide(kernel)], [tf.TensorSpec(of.shape, of.dtype)]
         )
         return found, backward
 
@@ -63,3 +63,7 @@ def _of_kernel(of: Depthwise, x: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
         return tf.cast(tf.reduce_sum(sums, axis=0), of.dtype), backward
 
     return run(x, gradient)
+
+
+def _wide(kernel: tf.Tensor) -> tf.Tensor:
+    return tf.cast(kernel, tf.float32)
