@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras import layers
 
 from tfaccel.keras_internals.layer_paths import layer_paths
+from tfaccel.keras_internals.padded_product import with_padding
 
 COLUMNS = 4099
 
@@ -76,3 +77,69 @@ def test_others_are_kerass(units, policy):
     x = tf.ones((2, 16), head.compute_dtype)
     assert widths(traced(head, on_gpu=True), x) & {units}
     assert not widths(traced(head, on_gpu=True), x) & {-(-units // 8) * 8} - {units}
+
+
+def classified(head, from_logits=True):
+    """Returns a function of (x, labels): the loss of a head, and its gradients."""
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=from_logits)
+
+    def run(x, labels, *, on_gpu):
+        with layer_paths(xla=True, all_reduce=None, on_gpu=on_gpu), tf.GradientTape() as tape:
+            tape.watch(x)
+            value = loss(labels, head(x))
+        return value, *tape.gradient(value, [x, head.trainable_variables[0].value])
+
+    return run
+
+
+@pytest.mark.parametrize("label", [COLUMNS - 1, COLUMNS], ids=["a class", "beyond the classes"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_loss_reads_the_product_with_its_padding(dtype, label):
+    """The loss and gradients are Keras's: 1e-2. A label beyond the classes is NaN, as in XLA."""
+    keras.config.set_dtype_policy(f"mixed_{dtype}")
+    try:
+        head = TiedHead(COLUMNS)
+        head.build((None, 16))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    draw = np.random.default_rng(0)
+    x = tf.cast(tf.constant(draw.normal(size=(2, 3, 16))), dtype)
+    labels = tf.constant([draw.integers(COLUMNS, size=3).tolist(), [0, 1, label]])
+    run = classified(head)
+    own, plain = (
+        tf.function(lambda *a, on_gpu=on_gpu: run(*a, on_gpu=on_gpu), jit_compile=True)
+        for on_gpu in (True, False)
+    )
+    operations = own.get_concrete_function(x, labels).graph.get_operations()
+    assert not [each for each in operations if each.type == "StridedSliceGrad"]
+    for found, wanted in zip(own(x, labels), plain(x, labels), strict=True):
+        assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+        found, wanted = (tf.cast(each, tf.float64).numpy() for each in (found, wanted))
+        assert np.isnan(wanted).any() == (label == COLUMNS)
+        np.testing.assert_array_equal(np.isnan(found), np.isnan(wanted))
+        largest = np.nan_to_num(np.abs(wanted)).max()
+        np.testing.assert_allclose(found, wanted, rtol=1e-2, atol=1e-2 * largest)
+
+
+def test_padding_is_found_through_casts_and_shapes_alone():
+    @tf.function(autograph=False)
+    def run(x, matrix):
+        with layer_paths(xla=True, all_reduce=None, on_gpu=True):
+            cut = keras.ops.matmul(x, matrix)
+        same = tf.reshape(tf.cast(cut, tf.float32), [6, COLUMNS])
+        others = [
+            same * 2,
+            tf.reshape(cut, [3, -1]),
+            cut[:, :, 1:],
+            tf.cast(tf.cast(cut, tf.int32), tf.float32),
+            x,
+        ]
+        assert with_padding(cut).shape == (2, 3, 4104)
+        assert with_padding(same).shape == (2, 3, 4104)
+        assert with_padding(same).dtype == tf.bfloat16
+        assert [with_padding(each) is each for each in others] == [True] * len(others)
+        return same
+
+    run(tf.ones((2, 3, 16), tf.bfloat16), tf.ones((16, COLUMNS), tf.bfloat16))
+    x = tf.ones((2, 4099))
+    assert with_padding(x) is x

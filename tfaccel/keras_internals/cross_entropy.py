@@ -16,6 +16,7 @@ from tensorflow.compiler.tf2xla.python import xla
 
 from tfaccel.keras_internals.gelu import widened
 from tfaccel.keras_internals.layouts import in_order
+from tfaccel.keras_internals.padded_product import with_padding
 from tfaccel.keras_internals.row_operations import noticing
 
 # From this number of classes on, a GPU reads the logits once, in a kernel of its own. With fewer,
@@ -45,11 +46,13 @@ def gathered(plain: Callable, *, on_gpu: bool = False) -> Callable:
         if not _fit(labels, logits):
             return plain(labels=labels, logits=logits, name=name)
         with noticing(on=False), tf.name_scope(name or "sparse_cross_entropy"):
-            rows = tf.reshape(logits, [-1, logits.shape[-1]])
+            whole = with_padding(logits)
+            rows = tf.reshape(whole, [-1, whole.shape[-1]])
             if on_gpu and logits.shape[-1] <= _FEW_CLASSES and (rows.shape[0] or 0) >= _MANY_ROWS:
                 rows = in_order(rows, [1, 0])
             one_read = on_gpu and logits.shape[-1] >= _MANY_CLASSES
-            of_rows = _of_rows(_in_one_read if one_read else _sums)
+            sums = _in_one_read if one_read else _sums
+            of_rows = _of_rows(sums, logits.shape[-1], logits.dtype)
             loss = of_rows(rows, tf.reshape(labels, [-1]))
             return tf.ensure_shape(tf.reshape(loss, tf.shape(labels)), labels.shape)
 
@@ -65,31 +68,44 @@ def _fit(labels: tf.Tensor, logits: tf.Tensor) -> bool:
     return bool(logits.shape[-1]) and labels.shape.is_compatible_with(logits.shape[:-1])
 
 
-def _of_rows(sums: Callable) -> Callable:
-    """Returns a function of logits [rows, classes] and labels [rows]: the losses [rows].
+def _of_rows(sums: Callable, classes: int, dtype: tf.DType) -> Callable:
+    """Returns a function of logits [rows, classes or more] and labels [rows]: the losses [rows].
+
+    Columns beyond the classes are padding, whose gradient is 0. With it, each row starts at a
+    multiple of 16 bytes, and a thread reads several logits at once.
 
     Args:
       sums: computes what `_sums` does.
+      classes: how many there are.
+      dtype: of the losses.
     """
+
+    def shown(logits):
+        """Returns the logits, of which no sum over the classes counts the padding."""
+        wide = widened(logits)
+        if logits.shape[-1] == classes:
+            return wide
+        is_class = tf.range(logits.shape[-1]) < classes
+        return tf.where(is_class, wide, wide.dtype.min)
 
     @tf.custom_gradient
     def of_rows(logits, labels):
-        is_class = (labels >= 0) & (labels < logits.shape[-1])
+        is_class = (labels >= 0) & (labels < classes)
         index = tf.cast(tf.where(is_class, labels, 0), tf.int32)
         nan = tf.constant(float("nan"), widened(logits).dtype)
 
         def backward(gradient):
-            wide = widened(logits)
+            wide = shown(logits)
             top, log_sum = sums(wide)  # again, for a gradient of this gradient; XLA has it once
             scale = tf.where(is_class, widened(gradient), nan)
             of_class = tf.one_hot(index, logits.shape[-1], dtype=wide.dtype)
             of_logits = (tf.exp(wide - top - log_sum) - of_class) * scale[:, tf.newaxis]
             return tf.cast(of_logits, logits.dtype), None
 
-        top, log_sum = sums(widened(logits))
+        top, log_sum = sums(shown(logits))
         chosen = widened(tf.gather(logits, index, batch_dims=1))
         loss = tf.where(is_class, (log_sum - (chosen[:, tf.newaxis] - top))[:, 0], nan)
-        return tf.cast(loss, logits.dtype), backward
+        return tf.cast(loss, dtype), backward
 
     return of_rows
 

@@ -18,6 +18,9 @@ MULTIPLE_OF_COLUMNS = 8
 # reads rows that do not start at multiples of 16 bytes.
 _MANY_COLUMNS = 4096
 
+_WHOLE = "_tfaccel_whole"  # of a cut product: the product with all columns
+_SAME_VALUES = {"Cast", "Reshape", "Identity"}
+
 
 def in_eights(matmul: Callable) -> Callable:
     """Returns a replacement of Keras's `matmul(x1, x2)` that adds columns of zeros to x2.
@@ -36,9 +39,28 @@ def in_eights(matmul: Callable) -> Callable:
             return matmul(x1, x2)
         columns = x2.shape[1]
         wide = matmul(x1, tf.pad(x2, [[0, 0], [0, -columns % MULTIPLE_OF_COLUMNS]]))
-        return wide[..., :columns]
+        cut = wide[..., :columns]
+        setattr(cut, _WHOLE, wide)
+        return cut
 
     return product
+
+
+def with_padding(x: tf.Tensor) -> tf.Tensor:
+    """Returns the product from which x was cut, [..., more columns] of its dtype; else x.
+
+    The columns beyond those of x are padding. x may be the cut product in another dtype or shape,
+    if its last axis is the same.
+    """
+    found, columns = x, x.shape[-1]
+    while getattr(found, _WHOLE, None) is None:
+        op = getattr(found, "op", None)  # eager tensors have none
+        if op is None or op.type not in _SAME_VALUES or op.inputs[0].shape.rank is None:
+            return x
+        found = op.inputs[0]
+        if not found.dtype.is_floating or found.shape[-1] != columns:
+            return x
+    return getattr(found, _WHOLE)
 
 
 def _are_many(shape) -> bool:
