@@ -11,14 +11,15 @@ import fake_arms
 import keras
 import numpy as np
 import pytest
-from fake_arms import LIMIT_S, TOOLS
+from fake_arms import LIMIT_S
+from loaded_tool import TOOLS, loaded
 
 TORCH_PYTHON = os.environ.get("TORCH_PYTHON", sys.executable)
 
 
 @pytest.fixture(scope="module")
 def bench():
-    with fake_arms.loaded_bench() as module:
+    with loaded("bench") as module:
         yield module
 
 
