@@ -197,6 +197,26 @@ def compiled(make, num_replicas, *, optimizer, xla=True, config=None, **compile_
     return model
 
 
+def trained_in_bfloat16(
+    make, x, labels, num_replicas=1, *, rate, batch_size=12, epochs=3, accumulation_steps=1
+):
+    """A classifier of `make()`, trained in mixed_bfloat16 by SGD, and the loss of each epoch."""
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = compiled(
+            make,
+            num_replicas,
+            optimizer=keras.optimizers.SGD(rate),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            config=StepConfig(accumulation_steps=accumulation_steps),
+        )
+    finally:
+        keras.config.set_dtype_policy("float32")
+    fit = {"batch_size": batch_size, "epochs": epochs, "shuffle": False, "verbose": 0}
+    return model, model.fit(x, labels, **fit).history["loss"]
+
+
 def compare_here(monkeypatch):
     """Lets exports be compared in this process, which takes no 6 s."""
     monkeypatch.setattr(

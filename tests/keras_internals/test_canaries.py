@@ -365,6 +365,16 @@ def _(monkeypatch):
     return seen.count((model, 1)) == 1
 
 
+@canary("backend.compute_output_spec", "traces a model, so its dtypes are the computed ones")
+def _():
+    ids = keras.Input((1,), dtype="int32")
+    tokens = layers.ReversibleEmbedding(3, 2, dtype="mixed_bfloat16")
+    model = keras.Model({"ids": ids}, {"next": tokens(tokens(ids), reverse=True)})
+    model.dtype_policy = "mixed_bfloat16"
+    traced = backend.compute_output_spec(model, model.input, training=False)["next"]
+    return (model.outputs[0].dtype, traced.dtype) == ("bfloat16", "float32")
+
+
 @canary("Functional.call", "is that of models of keras.Model(inputs, outputs)")
 def _():
     x = keras.Input((1,))

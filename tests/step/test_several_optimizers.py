@@ -8,6 +8,8 @@ from conftest import compiled
 from keras import layers
 
 import tfaccel
+from tfaccel.common.errors import UserError
+from tfaccel.config import StepConfig
 from tfaccel.training.callbacks.finite import NonFiniteError
 
 X = np.random.default_rng(0).normal(size=(10, 4)).astype("float32")
@@ -296,3 +298,63 @@ def test_the_models_own_compile_may_build_the_optimizer():
     )
     assert model.optimizer is optimizer
     assert optimizer.built
+
+
+# Updates outside of a step of one's own.
+
+
+class Pulled(keras.Model):
+    """Applies gradients of its own in its loss, before Keras's `train_step` applies the others."""
+
+    def __init__(self, pulls=None):
+        super().__init__()
+        self.dense = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
+        self.pulls, self.built = pulls, True
+
+    def call(self, x):
+        return self.dense(x)
+
+    def compute_loss(self, *args, training=True, **kwargs):
+        if training:
+            pulls, weights = self.pulls or self.optimizer, self.trainable_variables
+            pulls.apply_gradients([(0.1 * each, each) for each in weights])
+        return super().compute_loss(*args, training=training, **kwargs)
+
+
+class PulledInStep(Pulled):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+OF_REPLICAS_AND_PARTS = [(2, 1), *(pytest.param(*n, marks=pytest.mark.slow) for n in [(1, 2)])]
+
+
+def fitted(model):
+    for index, each in enumerate(model.trainable_variables):
+        each.assign(np.random.default_rng(index).normal(size=each.shape))
+    model.fit(X, X[:, :1], **SETTINGS)
+    return model.get_weights()
+
+
+@pytest.mark.parametrize("kind", [Pulled, PulledInStep])
+@pytest.mark.parametrize(("num_replicas", "parts"), OF_REPLICAS_AND_PARTS)
+def test_a_step_may_apply_gradients_twice(kind, num_replicas, parts):
+    stock = kind()
+    stock.compile(keras.optimizers.SGD(0.1), loss="mse")
+    settings = {"optimizer": keras.optimizers.SGD(0.1), "loss": "mse", "xla": False}
+    config = StepConfig(accumulation_steps=parts)
+    ours = compiled(kind, num_replicas, config=config, **settings)
+    for own, expected in zip(fitted(ours), fitted(stock), strict=True):
+        np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_second_optimizer_needs_a_step_of_ones_own():
+    settings = {"optimizer": lambda: keras.optimizers.SGD(0.1), "loss": "mse", "xla": False}
+    second = lambda: keras.optimizers.SGD(0.1, name="second")  # noqa: E731
+    with pytest.raises(UserError, match=r"the optimizer second, .*; use it in a train_step of"):
+        fitted(compiled(lambda: Pulled(second()), 2, **settings))
+    stock = PulledInStep(second())
+    stock.compile(keras.optimizers.SGD(0.1), loss="mse")
+    ours = compiled(lambda: PulledInStep(second()), 2, **settings)
+    for own, expected in zip(fitted(ours), fitted(stock), strict=True):
+        np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6)

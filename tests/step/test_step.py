@@ -873,25 +873,6 @@ def test_layers_of_a_float32_region_compute_in_float32(setup):
     assert np.isfinite(model.fit(X[:16], Y[:16], verbose=0).history["loss"]).all()
 
 
-@pytest.mark.parametrize(("dtype", "is_said"), [("mixed_float16", True), ("float32", False)])
-def test_outputs_in_half_precision_are_said(setup, caplog, dtype, is_said):
-    run = setup(xla=False)
-    with run.scope():
-        head = layers.Dense(3, dtype=dtype)
-        model = keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), head])
-    run.compile(model, "sgd", loss())
-    assert (f"an output of model {model.name} is float16" in caplog.text) is is_said
-
-
-def test_weights_in_half_precision_are_said(setup, caplog):
-    run = setup(xla=False)
-    with run.scope():
-        half = layers.Dense(3, dtype="float16")
-        model = keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), half])
-    run.compile(model, "sgd", loss())
-    assert "/kernel and 1 more keep their weights in half precision" in caplog.text
-
-
 # What is refused, in one sentence.
 
 

@@ -1,12 +1,10 @@
-"""tools/bench.py as a module, and arms without TensorFlow, for the tests of it."""
+"""Arms without TensorFlow, for the tests of tools/bench.py."""
 
-import contextlib
-import importlib.util
 import os
-import pathlib
 import sys
 
-TOOLS = pathlib.Path(__file__).parents[2] / "tools"
+from loaded_tool import TOOLS
+
 LIMIT_S = 300  # for arms that answer, which takes them a moment; the machine may be slow
 
 # An arm without TensorFlow, which does as its settings say, and notes its turns.
@@ -40,19 +38,6 @@ def more(settings):
 
 protocol.serve(begin)
 """
-
-
-@contextlib.contextmanager
-def loaded_bench():
-    """Imports tools/bench.py, beside which its own modules are found."""
-    sys.path.insert(0, str(TOOLS))
-    try:
-        spec = importlib.util.spec_from_file_location("bench", TOOLS / "bench.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        yield module
-    finally:
-        sys.path.remove(str(TOOLS))
 
 
 def starter(bench, folder):

@@ -14,14 +14,15 @@ import numpy as np
 import PIL.Image
 import psutil
 import pytest
-from fake_arms import FAKE, LIMIT_S, TOOLS
+from fake_arms import FAKE, LIMIT_S
+from loaded_tool import TOOLS, loaded
 
 ROOT = TOOLS.parent
 
 
 @pytest.fixture(scope="module")
 def bench():
-    with fake_arms.loaded_bench() as module:
+    with loaded("bench") as module:
         yield module
 
 

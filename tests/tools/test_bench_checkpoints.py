@@ -1,30 +1,21 @@
 """What checkpoints cost, of a small model on the CPU: whether a slow one is seen."""
 
-import importlib.util
 import json
-import pathlib
-import sys
 import time
 
 import pytest
+from loaded_tool import loaded
 
 import tfaccel
 from tfaccel.training.callbacks import checkpoints
 
-TOOLS = pathlib.Path(__file__).parents[2] / "tools"
 SMALL = ("--model=mnist_cnn", "--image-size=8", "--batch=4", "--precision=float32")
 
 
 @pytest.fixture(scope="module")
 def tool():
-    sys.path.insert(0, str(TOOLS))
-    try:
-        spec = importlib.util.spec_from_file_location("tool", TOOLS / "bench_checkpoints.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+    with loaded("bench_checkpoints") as module:
         yield module
-    finally:
-        sys.path.remove(str(TOOLS))
 
 
 def test_the_time_that_a_checkpoint_takes_is_counted(tool, setup, tmp_path, capsys, monkeypatch):

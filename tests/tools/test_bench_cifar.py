@@ -1,8 +1,6 @@
 import csv
-import importlib.util
 import json
 import os
-import pathlib
 import runpy
 import signal
 import subprocess
@@ -14,27 +12,21 @@ import numpy as np
 import PIL.Image
 import pytest
 import tensorflow as tf
+from loaded_tool import TOOLS, loaded
 
 from tfaccel.config import ImageConfig, parse, presets
 from tfaccel.data.loaders import pixels
 from tfaccel.experiment import models, recipe
 from tfaccel.step import blend
 
-TOOLS = pathlib.Path(__file__).parents[2] / "tools"
 TORCH_PYTHON = os.environ.get("TORCH_PYTHON", sys.executable)
 CLASSES = [*"abcdefghij"]
 
 
 @pytest.fixture(scope="module")
 def tool():
-    sys.path.insert(0, str(TOOLS))
-    try:
-        spec = importlib.util.spec_from_file_location("bench_cifar", TOOLS / "bench_cifar.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+    with loaded("bench_cifar") as module:
         yield module
-    finally:
-        sys.path.remove(str(TOOLS))
 
 
 @pytest.fixture(scope="module")

@@ -1,17 +1,11 @@
-import importlib.util
-import pathlib
-
 import pytest
-
-FILE = pathlib.Path(__file__).parents[2] / "tools" / "bench_growth.py"
+from loaded_tool import loaded
 
 
 @pytest.fixture(scope="module")
 def bench():
-    spec = importlib.util.spec_from_file_location("bench_growth", FILE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with loaded("bench_growth") as module:
+        yield module
 
 
 def test_the_exponent_is_the_power_of_the_size(bench):

@@ -1,28 +1,18 @@
-import importlib.util
 import itertools
 import json
-import pathlib
-import sys
 import time
 
 import numpy as np
 import PIL.Image
 import pytest
 import tensorflow as tf
-
-TOOLS = pathlib.Path(__file__).parents[2] / "tools"
+from loaded_tool import loaded
 
 
 @pytest.fixture(scope="module")
 def bench_loaders():
-    sys.path.insert(0, str(TOOLS))
-    try:
-        spec = importlib.util.spec_from_file_location("tool", TOOLS / "bench_loaders.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+    with loaded("bench_loaders") as module:
         yield module
-    finally:
-        sys.path.remove(str(TOOLS))
 
 
 @pytest.fixture

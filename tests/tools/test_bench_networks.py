@@ -6,19 +6,22 @@ import functools
 import json
 import os
 import sys
+import time
+import unittest.mock
 
 import fake_arms
 import keras
 import numpy as np
 import pytest
-from fake_arms import LIMIT_S, TOOLS
+from fake_arms import LIMIT_S
+from loaded_tool import TOOLS, loaded
 
 TORCH_PYTHON = os.environ.get("TORCH_PYTHON", sys.executable)
 
 
 @pytest.fixture(scope="module")
 def bench():
-    with fake_arms.loaded_bench() as module:
+    with loaded("bench") as module:
         yield module
 
 
@@ -307,6 +310,27 @@ def test_attention_alone_is_the_mean_square_of_an_attention(bench):
     y = np.einsum("bhqk,bkhd->bqhd", weights, value)
     expected = (y**2).sum((2, 3)).mean()
     np.testing.assert_allclose(model(np.zeros((1, 1))), [[expected]], rtol=1e-5)
+
+
+def test_an_arm_of_torch_times_its_stretches_alone(monkeypatch):
+    """By a stand-in for torch, which the default suite does not need."""
+    torch = unittest.mock.MagicMock()
+    torch.cuda.is_available.return_value = False
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    settings, done = {"drop": 3, "steps": 5, "started": time.time()}, []
+    with loaded("bench_arms/torch_arm") as torch_arm:
+        rates = lambda seconds: {"done": len(done), "rows_per_second": 10 / seconds}  # noqa: E731
+        batches = [("x0", "y0"), ("x1", "y1")]
+        step = lambda *batch: done.append(batch)  # noqa: E731
+        arm = torch_arm.timed(settings, step, batches, rates=rates, parameters=7)
+    assert done == [batches[0], *batches, batches[0]]  # the first step, and those to drop
+    assert arm.ready["parameters"] == 7
+    assert arm.ready["settings"] == settings
+    assert 0 <= arm.ready["seconds_to_first_step"] < 60
+    found = arm.stretch()
+    assert (found["done"], found["timed_steps"]) == (4 + 3 + 5, 5)
+    assert found["rows_per_second"] == 10 / found["seconds"]
+    assert found["peak_memory_mib"] is None
 
 
 # The arms themselves, of a tiny size.

@@ -1,23 +1,18 @@
 """The tool that compares the loaders' pixels with Pillow's."""
 
 import concurrent.futures
-import importlib.util
-import pathlib
 import sys
 
 import numpy as np
 import PIL.Image
 import pytest
-
-TOOL = pathlib.Path(__file__).parents[2] / "tools" / "compare_decoders.py"
+from loaded_tool import loaded
 
 
 @pytest.fixture(scope="module")
 def tool():
-    spec = importlib.util.spec_from_file_location("compare_decoders", TOOL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with loaded("compare_decoders") as module:
+        yield module
 
 
 @pytest.fixture

@@ -1,12 +1,10 @@
 """tools/gpu_program.py: the table of a program that XLA compiled for a GPU."""
 
-import importlib.util
-import pathlib
 import sys
 
 import pytest
+from loaded_tool import loaded
 
-TOOLS = pathlib.Path(__file__).parents[2] / "tools"
 HLO = """HloModule step
 
 %fused_add (p.0: f32[4,8]) -> f32[4,8] {
@@ -26,12 +24,9 @@ ENTRY %main (x: f32[4,8]) -> f32[4,8] {
 
 
 @pytest.fixture
-def gpu_program(monkeypatch):
-    monkeypatch.syspath_prepend(str(TOOLS))
-    spec = importlib.util.spec_from_file_location("gpu_program", TOOLS / "gpu_program.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def gpu_program():
+    with loaded("gpu_program") as module:
+        yield module
 
 
 def test_bytes_of_kernels(gpu_program):

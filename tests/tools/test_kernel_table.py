@@ -1,15 +1,13 @@
 """tools/kernel_table.py on planted traces."""
 
-import importlib.util
-import pathlib
 import re
 
 import pytest
+from loaded_tool import loaded
 from tensorflow.compiler.xla import xla_data_pb2
 from tensorflow.compiler.xla.service import hlo_pb2
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-TOOL = pathlib.Path(__file__).parents[2] / "tools" / "kernel_table.py"
 MS = 1_000_000_000  # picoseconds
 
 
@@ -87,13 +85,11 @@ def trace(tmp_path):
 @pytest.fixture
 def run(capsys):
     """Runs the tool in this process; returns its exit code, and what it prints."""
-    spec = importlib.util.spec_from_file_location("kernel_table", TOOL)
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
 
     def run(*arguments):
         try:
-            code = tool.main([*map(str, arguments)])
+            with loaded("kernel_table") as tool:
+                code = tool.main([*map(str, arguments)])
         except SystemExit as error:
             code = error.code
         printed = capsys.readouterr()

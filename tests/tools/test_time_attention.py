@@ -1,24 +1,19 @@
 """tools/time_attention.py: what it would time on a GPU is traced, for XLA's parser."""
 
-import importlib.util
-import pathlib
-
 import pytest
 import tensorflow as tf
+from loaded_tool import loaded
 from tensorflow.compiler.tf2xla.python import xla
 
 from tfaccel.step.attention.dropout_calls import Attention, blocks_of
 
-FILE = pathlib.Path(__file__).parents[2] / "tools" / "time_attention.py"
 SHAPE = (2, 32, 2, 16)
 
 
 @pytest.fixture
 def tool():
-    spec = importlib.util.spec_from_file_location("time_attention", FILE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with loaded("time_attention") as module:
+        yield module
 
 
 @pytest.fixture

@@ -1,17 +1,15 @@
 """What an arm of tools/bench.py says of its GPUs, of which TensorFlow tells it here, and steps."""
 
 import itertools
-import pathlib
 import types
 
 import keras
 import pytest
 import tensorflow as tf
 from conftest import compiled
+from loaded_tool import TOOLS
 
 from tfaccel.training.callbacks import ahead
-
-TOOLS = pathlib.Path(__file__).parents[2] / "tools"
 
 
 @pytest.fixture

@@ -1,24 +1,20 @@
 """The tool that trains all programs and writes a table."""
 
 import argparse
-import importlib.util
-import pathlib
 
 import numpy as np
 import pytest
+from loaded_tool import loaded
 from programs import harness
 
-TOOL = pathlib.Path(__file__).parents[2] / "tools" / "train_programs.py"
 COLUMNS = ["1", "2", "1, XLA", "2, XLA"]
 PROGRAM = {"name": "GAN", "source": "a paper", "rtol": 1e-4, "stock_fails": ""}
 
 
 @pytest.fixture(scope="module")
 def tool():
-    spec = importlib.util.spec_from_file_location("train_programs", TOOL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with loaded("train_programs") as module:
+        yield module
 
 
 def lines(program, cells):

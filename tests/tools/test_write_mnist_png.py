@@ -1,22 +1,17 @@
 import gzip
-import importlib.util
 import json
-import pathlib
 import struct
 
 import numpy as np
 import PIL.Image
 import pytest
-
-TOOLS = pathlib.Path(__file__).parents[2] / "tools"
+from loaded_tool import loaded
 
 
 @pytest.fixture(scope="module")
 def tool():
-    spec = importlib.util.spec_from_file_location("tool", TOOLS / "write_mnist_png.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with loaded("write_mnist_png") as module:
+        yield module
 
 
 def idx(array):

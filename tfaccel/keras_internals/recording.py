@@ -18,7 +18,12 @@ from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfaccel.common.errors import UserError
-from tfaccel.keras_internals.model_view import every_optimizer, optimizers_of, variables_of
+from tfaccel.keras_internals.model_view import (
+    every_optimizer,
+    has_steps_of_keras,
+    optimizers_of,
+    variables_of,
+)
 from tfaccel.keras_internals.patching import patched, with_entry
 from tfaccel.keras_internals.reductions import losses_reduced_by
 from tfaccel.keras_internals.replica import Replica
@@ -28,7 +33,7 @@ log = logging.getLogger("tfaccel")
 
 
 class JoinsRowsError(Exception):
-    """A value of a step depends on the rows of all replicas, and is no mean over rows."""
+    """A step needs values of all replicas where it computes them, and not only at its end."""
 
 
 class Recording:
@@ -50,13 +55,10 @@ class Recording:
         """Keeps the gradients that `optimizer.apply` is called with.
 
         Raises:
-          UserError: The step has applied gradients before.
+          JoinsRowsError: The step has applied gradients before.
         """
         if self._gradients is not None:
-            raise UserError(
-                "train_step applies gradients twice; with several replicas or accumulation it must "
-                "call self.optimizer.apply_gradients only once"
-            )
+            raise JoinsRowsError("the step applies gradients twice")
         pairs = list(zip(grads, variables, strict=True))
         without = [variable.path for grad, variable in pairs if grad is None]
         if without:
@@ -130,9 +132,9 @@ def recorded(
       The Recording.
 
     Raises:
-      UserError: The step applies gradients twice, uses another optimizer, or assigns a variable
-        that is not the model's.
-      JoinsRowsError: A loss is no mean over rows, and `joins` is false.
+      UserError: The step uses another optimizer, or assigns a variable that is not the model's.
+      JoinsRowsError: The step applies gradients twice, and `apply` is None; or a loss is no mean
+        over rows, and `joins` is false.
     """
     recording = Recording() if recording is None else recording
     optimizers = [each for each in (model.optimizer,) if each is not None]
@@ -155,6 +157,12 @@ def recorded(
         recording.gradients(grads, trainable_variables)
 
     def refuse(optimizer, *_args, **_kwargs):
+        if has_steps_of_keras(model):
+            raise UserError(
+                f"the step uses the optimizer {optimizer.name}, which the model is not compiled "
+                "with; use it in a train_step of your own, so that its updates and its state are "
+                "those of all replicas"
+            )
         raise UserError(
             f"train_step uses the optimizer {optimizer.name}, which is no attribute of the model; "
             "make it one, such as self.my_optimizer = ..., so that its updates and its state are "

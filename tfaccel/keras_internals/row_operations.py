@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from keras.src.optimizers.base_optimizer import BaseOptimizer
@@ -325,7 +326,7 @@ def _casting(handler: Handler, direct: Callable) -> Callable:
         if is_noticing() and tf.as_dtype(DstT).is_floating:
             tensor = tf.convert_to_tensor(x)
             if tensor.dtype.is_integer and tensor.shape.rank == 0:
-                known = _known(tensor)
+                known = known_when_traced(tensor)
                 if known is not None:
                     with noticing(on=False):
                         return handler.counted(lambda: compute(tensor), tensor, int(known))
@@ -355,18 +356,24 @@ def _counted_of(number: tf.Tensor) -> tf.Tensor | None:
 
 def computed(tensor: tf.Tensor):
     """Returns the value of whole numbers that depend on sizes alone; None of others."""
-    return _known(tensor, (*_OF_SHAPES, "FloorMod", "Range", "ReverseV2", "Roll", "Reshape"))
+    return known_when_traced(
+        tensor, (*_OF_SHAPES, "FloorMod", "Range", "ReverseV2", "Roll", "Reshape")
+    )
 
 
-def _known(tensor: tf.Tensor, types: Sequence[str] = _OF_SHAPES):
-    """Returns the value of a whole number that is known when traced; else None.
+def known_when_traced(tensor: tf.Tensor, types: Sequence[str] = _OF_SHAPES) -> np.ndarray | None:
+    """Returns the value of a number that is known when traced; else None.
 
     TensorFlow does not know what is computed from a known shape, such as `tf.shape(x)[0]`.
+
+    Args:
+      tensor: the number, of any dtype; with other types, any tensor.
+      types: the operations that may compute it from values that TensorFlow knows.
     """
     known = tf.get_static_value(tensor)
     if known is not None or hasattr(tensor, "numpy") or tensor.op.type not in types:
         return known
-    values = [_known(each, types) for each in tensor.op.inputs]
+    values = [known_when_traced(each, types) for each in tensor.op.inputs]
     if any(each is None for each in values):
         return None
     compute = getattr(tf.raw_ops, tensor.op.type)
@@ -495,7 +502,7 @@ def _branching(handler: Handler, direct: Callable) -> Callable:
 
 
 def _rounds(number) -> int | None:
-    known = _known(tf.convert_to_tensor(number))
+    known = known_when_traced(tf.convert_to_tensor(number))
     return None if known is None else int(known)
 
 

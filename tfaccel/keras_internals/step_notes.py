@@ -17,6 +17,7 @@ from tensorflow.python.framework.auto_control_deps_utils import get_read_write_r
 from tfaccel.keras_internals import own_gradients
 from tfaccel.keras_internals.patching import patched
 from tfaccel.keras_internals.reductions import CALLERS, metric_methods_by
+from tfaccel.keras_internals.row_operations import known_when_traced
 from tfaccel.keras_internals.traced import has_effects
 
 
@@ -98,10 +99,7 @@ def number_of(value) -> float | None:
     tensor = None if value is None else tf.convert_to_tensor(value)
     if tensor is None or tensor.shape.rank != 0:
         return None
-    known = tf.get_static_value(tensor)
-    if known is None and tensor.op.type == "StridedSlice":
-        vector, begin = (tf.get_static_value(each) for each in tensor.op.inputs[:2])
-        known = vector[begin[0]] if vector is not None and vector.ndim == 1 else None
+    known = known_when_traced(tensor)
     return None if known is None else float(known)
 
 

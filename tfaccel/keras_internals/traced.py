@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -34,6 +34,25 @@ def has_effects(operation: str) -> bool:
     """Returns whether an operation runs even if nothing needs its outputs."""
     definition = op_def_registry.get(operation)
     return definition is not None and definition.is_stateful
+
+
+def made_by(
+    tensor: tf.Tensor, *, inputs: Callable[[tf.Operation], Iterable[tf.Tensor]] | None = None
+) -> Iterator[tf.Operation]:
+    """Yields the operations that a tensor is computed by, in its own graph: its own one first.
+
+    Args:
+      tensor: a tensor of a graph.
+      inputs: a function of an operation that returns those of its inputs to go on with; None for
+        all inputs. It is called after the operation was yielded.
+    """
+    waiting, seen = [tensor.op], set()
+    while waiting:
+        op = waiting.pop()
+        if id(op) not in seen:
+            seen.add(id(op))
+            yield op
+            waiting += [each.op for each in (op.inputs if inputs is None else inputs(op))]
 
 
 def assigned_in(graph) -> Iterator[tuple[tf.Tensor, tf.DType]]:
@@ -68,15 +87,7 @@ def handles_of(graph, variables: list) -> set[int]:
 def _comes_from(tensor, handles: set[int], graph) -> bool:
     if not tf.is_symbolic_tensor(tensor) or tensor.graph is not graph:
         return True
-    waiting, seen = [tensor], set()
-    while waiting:
-        each = waiting.pop()
-        if id(each) in handles:
-            return True
-        if id(each.op) not in seen:
-            seen.add(id(each.op))
-            waiting += each.op.inputs
-    return False
+    return any(id(each) in handles for op in made_by(tensor) for each in op.outputs)
 
 
 def constant_of(tensor: tf.Tensor, *, at_most: int) -> np.ndarray | None:
@@ -110,11 +121,8 @@ def constant_of(tensor: tf.Tensor, *, at_most: int) -> np.ndarray | None:
 
 def _operations_of(tensor: tf.Tensor, at_most: int) -> list[tf.Operation] | None:
     """Returns the operations that a tensor needs; None if one has an input, a state or a size."""
-    waiting, found = [tensor.op], {}
-    while waiting:
-        each = waiting.pop()
-        if id(each) in found:
-            continue
+    found = []
+    for each in made_by(tensor):
         sizes = [output.shape.num_elements() for output in each.outputs]
         if (
             each.type == "Placeholder"
@@ -124,6 +132,5 @@ def _operations_of(tensor: tf.Tensor, at_most: int) -> list[tf.Operation] | None
             or math.fsum(sizes) > at_most
         ):
             return None
-        found[id(each)] = each
-        waiting += [given.op for given in each.inputs]
-    return list(found.values())
+        found.append(each)
+    return found

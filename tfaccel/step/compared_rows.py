@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tfaccel.keras_internals.made_operations import line_of
 from tfaccel.keras_internals.row_operations import computed
+from tfaccel.keras_internals.traced import made_by
 
 log = logging.getLogger("tfaccel")
 
@@ -371,17 +372,11 @@ def _depends(
     stops: Callable[[tf.Operation], bool] = lambda op: op.type in _OF_SHAPES,
 ) -> bool:
     """Returns whether a tensor is computed from an operation, in its own graph."""
-    waiting, known = [tensor.op], set()
-    while waiting:
-        op = waiting.pop()
-        if id(op) in known:
-            continue
-        known.add(id(op))
-        if is_wanted(op):
-            return True
-        if not stops(op):
-            waiting += [each.op for each in op.inputs if each.dtype != tf.resource]
-    return False
+
+    def values(op: tf.Operation) -> list[tf.Tensor]:
+        return [] if stops(op) else [each for each in op.inputs if each.dtype != tf.resource]
+
+    return any(map(is_wanted, made_by(tensor, inputs=values)))
 
 
 def _word(op: tf.Operation) -> str:

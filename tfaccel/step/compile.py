@@ -29,7 +29,11 @@ from tfaccel.keras_internals.model_view import (
 from tfaccel.keras_internals.one_replica import without_strategy
 from tfaccel.keras_internals.optimizers import belongs_to, give_to, weights_of
 from tfaccel.keras_internals.patching import patched
-from tfaccel.keras_internals.symbolic_build import adopt_made_outside, build_from_specs
+from tfaccel.keras_internals.symbolic_build import (
+    adopt_made_outside,
+    build_from_specs,
+    dtypes_of_outputs,
+)
 from tfaccel.keras_internals.variables import adopt
 from tfaccel.step import metrics, mixing, padding
 from tfaccel.step.functions import set_functions
@@ -124,14 +128,16 @@ def _check_layers(model, strategy, *, xla: bool) -> None:
             halves[0],
             len(halves) - 1,
         )
-    outputs = [each for each in outputs_of(model) if each.dtype in HALVES]
-    if outputs and not wanted:
+    if wanted or not any(each.dtype in HALVES for each in outputs_of(model)):
+        return
+    rounded = [each for each in dtypes_of_outputs(model) if each in HALVES]
+    if rounded:
         log.warning(
             "step: an output of model %s is %s, so the loss is computed from rounded values, or "
             "from infinity above float16's range; give the output layer dtype='float32', or let "
             "Activation('linear', dtype='float32') follow a ReversibleEmbedding",
             model.name,
-            outputs[0].dtype,
+            rounded[0],
         )
 
 

@@ -16,6 +16,7 @@ and then times them in turn.
     ours.py           an arm: tfaccel
     keras_resnet.py   an arm: Keras alone, an image network
     keras_mnist.py    an arm: Keras alone, MNIST from PNG files
+    torch_arm.py      what the arms of PyTorch share: their timed loop, and figures
     torch_resnet.py   an arm: PyTorch and torchvision
 
 The rows V and L train the networks of networks.py, which has their sizes:

@@ -41,8 +41,8 @@ from torch import nn
 from torch.nn import functional
 
 from bench_arms import torch_cifar_images as cifar_images
+from bench_arms.torch_arm import DEVICE, environment, peak_memory_mib, wait_for_device
 from bench_arms.torch_cifar_network import make_network, mean_with_mirrored
-from bench_arms.torch_resnet import environment, peak_memory_mib, wait_for_device
 
 MOMENTUM, RATE, WEIGHT_DECAY = 0.85, 9.0, 0.006  # the rate is for 1,024 images
 NESTEROV_SCALE = 1 + 1 / (1 - MOMENTUM)  # airbench divides its rate by this
@@ -62,16 +62,15 @@ DTYPES = {
 def main() -> None:
     """Decodes, compiles, trains and tests."""
     options = parse()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(options.seed)
     torch.backends.cudnn.benchmark = True
     torch.set_float32_matmul_precision("high")  # TF32 for operations in float32
-    say(settings=vars(options), environment=environment())
+    say(settings=vars(options), environment=environment("torch", "torchvision"))
 
     began = time.perf_counter()
     class_names = cifar_images.class_names_in(options.root / "train")
     train, test = (
-        cifar_images.read(options.root / split, class_names, device) for split in ("train", "test")
+        cifar_images.read(options.root / split, class_names, DEVICE) for split in ("train", "test")
     )
     wait_for_device()
     say(decode_seconds=time.perf_counter() - began)

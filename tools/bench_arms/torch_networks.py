@@ -15,62 +15,37 @@ device, and images are normalised and in the dtype that the first layer takes. S
 It needs no TensorFlow, and may use another installation than the driver.
 """
 
-import importlib.metadata
-import os
-import platform
-import time
-
 import torch
 
-from bench_arms import networks, protocol, torch_models
+from bench_arms import networks, protocol, torch_arm, torch_models
 from bench_arms.networks import Network
-
-NUM_BATCHES = 4  # the batches that the steps use in turn
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+from bench_arms.torch_arm import DEVICE
 
 
 def begin(settings: dict) -> protocol.Arm:
     """Makes the network and the batches, and trains the first steps."""
     network = networks.of_settings(settings)
-    torch.manual_seed(0)
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+    torch_arm.choose_quick_settings()
     if settings["attention"] == "cudnn":
         allow_only_cudnn_attention()
     dtype = getattr(torch, settings["dtype"])
     model = torch_models.build(network).to(DEVICE, memory_format=layout(network)).train()
-    batches = [make_batch(network, dtype) for _ in range(NUM_BATCHES)]
+    batches = [make_batch(network, dtype) for _ in range(torch_arm.NUM_BATCHES)]
     step = make_step(network, model, dtype, settings["mode"])
-    step(*batches[0])
-    wait_for_device()
-    first_step = time.time() - settings["started"]
+    data_mib = sum(each.nbytes for batch in batches for each in batch) / 2**20
 
-    def train(num_steps):
-        for index in range(num_steps):
-            step(*batches[index % NUM_BATCHES])
-        wait_for_device()
+    def rates(seconds):
+        found = networks.rates(network, steps=settings["steps"], seconds=seconds)
+        return found | {"data_mib": data_mib}
 
-    def stretch():
-        train(settings["drop"])
-        began = time.perf_counter()
-        train(settings["steps"])
-        seconds = time.perf_counter() - began
-        return networks.rates(network, steps=settings["steps"], seconds=seconds) | {
-            "seconds": seconds,
-            "timed_steps": settings["steps"],
-            "peak_memory_mib": peak_memory_mib(),
-            "data_mib": sum(each.nbytes for batch in batches for each in batch) / 2**20,
-        }
-
-    train(settings["drop"])
-    ready = {
-        "settings": settings,
-        "environment": environment(network),
-        "seconds_to_first_step": first_step,
-        "peak_memory_mib": peak_memory_mib(),
-        "parameters": sum(each.numel() for each in model.parameters() if each.requires_grad),
-    }
-    return protocol.Arm(ready, stretch)
+    return torch_arm.timed(
+        settings,
+        step,
+        batches,
+        rates=rates,
+        environment=torch_arm.environment(*sorted({"torch"} | ({network.source} - {"own"}))),
+        parameters=sum(each.numel() for each in model.parameters() if each.requires_grad),
+    )
 
 
 def allow_only_cudnn_attention() -> None:
@@ -112,51 +87,17 @@ def make_step(network: Network, model: torch.nn.Module, dtype: torch.dtype, mode
     own = networks.OPTIMIZERS[network.optimizer]
     kind = torch.optim.SGD if "momentum" in own else torch.optim.AdamW
     optimizer = kind(model.parameters(), **own, fused=True)
-    scaler = torch.amp.GradScaler(DEVICE, enabled=dtype == torch.float16)
 
     def loss_of(inputs, targets):
-        with torch.autocast(DEVICE, dtype):
-            outputs = model(inputs)
-            if network.kind == "weights":
-                return outputs
-            outputs = getattr(outputs, "logits", outputs)
-            if network.kind == "next":
-                outputs, targets = outputs.flatten(0, 1), targets.flatten()
-            return torch.nn.functional.cross_entropy(outputs, targets)
+        outputs = model(inputs)
+        if network.kind == "weights":
+            return outputs
+        outputs = getattr(outputs, "logits", outputs)
+        if network.kind == "next":
+            outputs, targets = outputs.flatten(0, 1), targets.flatten()
+        return torch.nn.functional.cross_entropy(outputs, targets)
 
-    loss_of = torch.compile(loss_of, mode=mode)
-
-    def step(inputs, targets):
-        optimizer.zero_grad(set_to_none=True)
-        scaler.scale(loss_of(inputs, targets)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-
-    return step
-
-
-def wait_for_device() -> None:
-    """Waits until all steps are done."""
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
-
-
-def peak_memory_mib() -> float | None:
-    """Returns the peak memory of tensors on the GPU; None on the CPU."""
-    return torch.cuda.max_memory_allocated() / 2**20 if DEVICE == "cuda" else None
-
-
-def environment(network: Network) -> dict:
-    """Returns versions and hardware."""
-    names = {"torch"} | ({network.source} - {"own"})
-    return {
-        "python": platform.python_version(),
-        "packages": {name: importlib.metadata.version(name) for name in sorted(names)},
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
-        "cpu_cores": len(os.sched_getaffinity(0)),
-        "gpus": [{"name": torch.cuda.get_device_name()}] if DEVICE == "cuda" else [],
-    }
+    return torch_arm.compiled_step(loss_of, optimizer, dtype, mode)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import triton_stand_in
-from conftest import compiled
+from conftest import trained_in_bfloat16
 from keras import layers
 from stablehlo_parser import parsed
 
-from tfaccel.config import StepConfig
 from tfaccel.keras_internals.attention import attention_by
 from tfaccel.step import in_xla, triton_calls
 from tfaccel.step.attention import choose, dropout, dropout_calls
@@ -329,24 +328,13 @@ def classifier():
 
 
 def trained(monkeypatch, attend, num_replicas=1, accumulation_steps=1):
-    keras.utils.set_random_seed(0)
     monkeypatch.setattr("tfaccel.step.functions.attentions_on", lambda *a, **k: attend)
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
-        model = compiled(
-            classifier,
-            num_replicas,
-            optimizer=keras.optimizers.SGD(0.5),
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            config=StepConfig(accumulation_steps=accumulation_steps),
-        )
-    finally:
-        keras.config.set_dtype_policy("float32")
     rng = np.random.default_rng(0)
     ids, labels = rng.integers(1, 20, (24, 8)), rng.integers(0, 3, 24)
     ids[np.arange(8) >= rng.integers(3, 9, 24)[:, None]] = 0
-    history = model.fit(ids, labels, batch_size=12, epochs=3, shuffle=False, verbose=0)
-    return history.history["loss"]
+    settings = {"rate": 0.5, "accumulation_steps": accumulation_steps}
+    _, losses = trained_in_bfloat16(classifier, ids, labels, num_replicas, **settings)
+    return losses
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import compiled
+from conftest import trained_in_bfloat16
 from keras import layers, ops
 from keras.src.backend.common import global_state
 from stablehlo_parser import parsed
 
-from tfaccel.config import StepConfig
 from tfaccel.keras_internals.attention import attention_by, obey_flash_attention
 from tfaccel.step import in_xla
 from tfaccel.step.attention import choose, cudnn_calls, flash, masks
@@ -299,35 +298,23 @@ class Counted(Attentions):
         return why
 
 
-def classifier(**settings):
+def classifier():
     x = inputs = keras.Input((8,), dtype="int32")
     x = layers.Embedding(20, 16, mask_zero=True)(x)
-    x = x + layers.MultiHeadAttention(2, 8, **settings)(x, x, use_causal_mask=True)
+    x = x + layers.MultiHeadAttention(2, 8)(x, x, use_causal_mask=True)
     x = layers.GlobalAveragePooling1D()(layers.LayerNormalization()(x))
     return keras.Model(inputs, layers.Dense(3, dtype="float32")(x))
 
 
-def trained(monkeypatch, num_replicas, *, flash_on, accumulation_steps=1, **settings):
+def trained(monkeypatch, num_replicas, *, flash_on, **step):
     """Returns the losses of three epochs and the predictions."""
-    keras.utils.set_random_seed(0)
     attend = Counted() if flash_on else None
     monkeypatch.setattr("tfaccel.step.functions.attentions_on", lambda *a, **k: attend)
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
-        model = compiled(
-            lambda: classifier(**settings),
-            num_replicas,
-            optimizer=keras.optimizers.SGD(0.5),
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            config=StepConfig(accumulation_steps=accumulation_steps),
-        )
-    finally:
-        keras.config.set_dtype_policy("float32")
     rng = np.random.default_rng(0)
     ids, labels = rng.integers(1, 20, (24, 8)), rng.integers(0, 3, 24)
     ids[np.arange(8) >= rng.integers(3, 9, 24)[:, None]] = 0
-    history = model.fit(ids, labels, batch_size=12, epochs=3, shuffle=False, verbose=0)
-    return history.history["loss"], model.predict(ids, batch_size=12, verbose=0), attend
+    model, losses = trained_in_bfloat16(classifier, ids, labels, num_replicas, rate=0.5, **step)
+    return losses, model.predict(ids, batch_size=12, verbose=0)
 
 
 @pytest.mark.parametrize(
@@ -342,9 +329,9 @@ def trained(monkeypatch, num_replicas, *, flash_on, accumulation_steps=1, **sett
 def test_steps(monkeypatch, num_replicas, settings):
     """Steps with flash attention equal those without it; bfloat16 keeps 8 bits, so 2e-2."""
     Counted.count = 0
-    losses, predicted, _ = trained(monkeypatch, num_replicas, flash_on=True, **settings)
+    losses, predicted = trained(monkeypatch, num_replicas, flash_on=True, **settings)
     assert Counted.count >= 2  # of the training step, and of prediction
-    own_losses, own_predicted, _ = trained(monkeypatch, num_replicas, flash_on=False, **settings)
+    own_losses, own_predicted = trained(monkeypatch, num_replicas, flash_on=False, **settings)
     np.testing.assert_allclose(losses, own_losses, rtol=2e-2)
     np.testing.assert_allclose(predicted, own_predicted, atol=5e-2)
     assert losses[-1] < losses[0]
@@ -449,20 +436,9 @@ def test_models_of_keras_hub(monkeypatch, name):
         x["segment_ids"] = np.zeros((8, 8), int)
     losses = {}
     for on in (True, False):
-        keras.utils.set_random_seed(0)
         attend = Noted() if on else None
         monkeypatch.setattr("tfaccel.step.functions.attentions_on", lambda *a, e=attend, **k: e)
-        keras.config.set_dtype_policy("mixed_bfloat16")
-        try:
-            made = compiled(
-                model,
-                1,
-                optimizer=keras.optimizers.SGD(0.1),
-                loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            )
-        finally:
-            keras.config.set_dtype_policy("float32")
-        history = made.fit(x, x["token_ids"] % 3, batch_size=4, epochs=2, shuffle=False, verbose=0)
-        losses[on] = history.history["loss"]
+        settings = {"rate": 0.1, "epochs": 2, "batch_size": 4}
+        _, losses[on] = trained_in_bfloat16(model, x, x["token_ids"] % 3, **settings)
     assert set(found) == {(name != "bert", 1)}
     np.testing.assert_allclose(losses[True], losses[False], rtol=2e-2)

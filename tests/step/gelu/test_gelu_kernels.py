@@ -8,12 +8,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import compiled
+from conftest import trained_in_bfloat16
 from gelu_stand_in import call_module
 from keras import layers
 from stablehlo_parser import parsed
 
-from tfaccel.config import StepConfig
 from tfaccel.keras_internals.layer_paths import layer_paths
 from tfaccel.step import in_xla
 from tfaccel.step.gelu import calls, choose
@@ -287,23 +286,12 @@ def classifier():
 
 
 def trained(monkeypatch, gelus, num_replicas, accumulation_steps):
-    keras.utils.set_random_seed(0)
     monkeypatch.setattr("tfaccel.step.functions.gelus_on", lambda *a, **k: gelus)
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
-        model = compiled(
-            classifier,
-            num_replicas,
-            optimizer=keras.optimizers.SGD(0.3),
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            config=StepConfig(accumulation_steps=accumulation_steps),
-        )
-    finally:
-        keras.config.set_dtype_policy("float32")
     draw = np.random.default_rng(0)
     x = draw.normal(size=(48, 8)).astype("f4")
     y = (x @ draw.normal(size=(8, 3))).argmax(1)
-    losses = model.fit(x, y, batch_size=12, epochs=4, shuffle=False, verbose=0).history["loss"]
+    settings = {"rate": 0.3, "epochs": 4, "accumulation_steps": accumulation_steps}
+    model, losses = trained_in_bfloat16(classifier, x, y, num_replicas, **settings)
     return losses, model.predict(x, batch_size=16, verbose=0)
 
 
