@@ -36,6 +36,18 @@ def appended(values, value):
 
 
 @triton.jit
+def unknown(x):
+    """Returns x, of which a compiler does not know that it is a constant.
+
+    XLA of TensorFlow 2.21 never ends the compilation of a store whose mask is false everywhere.
+    Such stores are those of rows below an image that has fewer than `rows`.
+    """
+    return tl.inline_asm_elementwise(
+        "mov.u32 $0, $1;", "=r,r", [x], dtype=tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
 def depthwise_forward(
     x, kernel, output,
     in_h, in_w, out_h, out_w, channels, pad_h, pad_w, strips, w_blocks, c_blocks, k_first, k_step,
@@ -51,7 +63,7 @@ def depthwise_forward(
     pid = pid // c_blocks
     at_w = (pid % w_blocks) * block_w + tl.arange(0, block_w)
     pid = pid // w_blocks
-    first = (pid % strips) * rows
+    first = unknown((pid % strips) * rows)
     image = (pid // strips).to(tl.int64)
     is_c = at_c < channels
     x += image * (in_h * in_w * channels)

@@ -21,8 +21,9 @@ MULTIPLE_OF_CHANNELS = 8  # so that the values which a thread reads are aligned
 
 _KERNELS = pathlib.Path(__file__).parent / "kernels"
 _ROWS = (7, 14)  # of outputs that a program computes at once; each has a text
-_CHANNELS = 64  # of a program, at most
-_WIDTH, _WIDTH_OF_SUMS = 8, 4  # pixels of a program at once
+# The channels of a program, at most: of a convolution, and of the kernel's gradient.
+_CHANNELS, _CHANNELS_OF_SUMS = 64, 32
+_WIDTH = 4  # columns of a program
 _VALUES = 4  # of a thread at once
 # Of the kernel's gradient. More of them would share the GPU more evenly, and write more sums.
 _PROGRAMS = 1024
@@ -72,16 +73,9 @@ class Depthwise:
         return (self.window - 1) // 2 if self.is_same else 0
 
     @property
-    def block_of_channels(self) -> int:
-        """The channels of a program: those that leave the fewest threads without work."""
-        sizes = (_CHANNELS, _CHANNELS // 2, MULTIPLE_OF_CHANNELS * 2, MULTIPLE_OF_CHANNELS)
-        fitting = [each for each in sizes[:2] if each <= self.channels] or sizes[2:]
-        return min(fitting, key=lambda each: -self.channels % each)
-
-    @property
     def sums(self) -> tuple[int, int, int, int]:
         """The shape [parts, window, window, channels] of the sums of the kernel's gradient."""
-        grid = _Grid(self.output_shape, self.block_of_channels, _WIDTH_OF_SUMS)
+        grid = _Grid(self.output_shape, _CHANNELS_OF_SUMS)
         return -(-grid.items // _turns(grid)), *self.kernel_shape
 
 
@@ -90,8 +84,15 @@ class _Grid:
     """How the programs share an array [images, height, width, channels]."""
 
     shape: tuple[int, int, int, int]
-    block_c: int
-    block_w: int
+    most_channels: int
+    block_w: int = _WIDTH
+
+    @property
+    def block_c(self) -> int:
+        """The channels of a program: those that leave the fewest threads without work."""
+        sizes = [self.most_channels >> i for i in range(self.most_channels.bit_length())]
+        fitting = [each for each in sizes if MULTIPLE_OF_CHANNELS <= each <= self.shape[3]]
+        return min(fitting[:2], key=lambda each: -self.shape[3] % each)
 
     @property
     def rows(self) -> int:
@@ -143,7 +144,7 @@ def of_kernel(of: Depthwise) -> str:
 
     It returns it as sums [parts, window, window, channels] float32, each over a part of the pixels.
     """
-    grid = _Grid(of.output_shape, of.block_of_channels, _WIDTH_OF_SUMS)
+    grid = _Grid(of.output_shape, _CHANNELS_OF_SUMS)
     turns = _turns(grid)
     constants = [*of.shape[1:3], *of.output_shape[1:3], of.channels, of.padding, of.padding]
     columns = 1 << (of.window - 1).bit_length()
@@ -160,7 +161,7 @@ def of_kernel(of: Depthwise) -> str:
 
 
 def _convolution(of: Depthwise, given, made, padding: int, *, is_backwards: bool) -> str:
-    grid = _Grid(made, of.block_of_channels, _WIDTH)
+    grid = _Grid(made, _CHANNELS)
     order = [of.window**2 - 1, -1] if is_backwards else [0, 1]
     return _module(
         of,
