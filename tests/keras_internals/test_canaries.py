@@ -1279,7 +1279,7 @@ def _(monkeypatch):
 
 
 @canary("_self_", "begins the names of what TensorFlow tracks of a model a second time")
-def _(_):
+def _():
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.others = [keras.optimizers.SGD()]
     twice = [each for each in vars(model) if each.startswith("_self_")]
@@ -1494,6 +1494,34 @@ def _():
         tape.watch(watched)
         found = [record.should_record_backprop([each]) for each in (watched * 2, other * 2)]
     return found == [True, False]
+
+
+@canary("nn.conv, .depthwise_conv and .separable_conv", "are what layers of convolutions call")
+def _(monkeypatch):
+    names = ["conv", "depthwise_conv", "separable_conv"]
+    x, made = tf.ones((1, 4, 4, 2)), (layers.Conv2D, layers.DepthwiseConv2D, layers.SeparableConv2D)
+
+    def run():
+        made[0](2, 3, groups=2)(x)
+        made[1](3)(x)
+        made[2](2, 3)(x)
+
+    return called_in(monkeypatch, nn, names, run) == names
+
+
+@canary("_tfaccel_whole, a tensor's own attribute", "is kept by an operation that reads it")
+def _():
+    found = []
+
+    @tf.function(autograph=False)
+    def run(x):
+        y = x * 2
+        y._tfaccel_whole = x
+        found.append(tf.cast(y, tf.float64).op.inputs[0]._tfaccel_whole is x)
+        return y
+
+    run(tf.ones(3))
+    return found == [True]
 
 
 @pytest.mark.parametrize(("name", "does"), CANARIES, ids=[f"{n} {d}" for n, d in CANARIES])

@@ -64,6 +64,32 @@ def test_alike_keras_in_float32(settings, dtype, tolerance, mean):
         assert error < max((5 if is_last else 1) * tolerance, 2 * keras_error), index
 
 
+@pytest.mark.parametrize("shape", [(3, 5, 1), (1, 3, 5, 1), (15,)])
+def test_any_number_of_axes(shape):
+    """The same rows have the same results in other shapes; 1e-5, for other orders of sums."""
+    layer = layer_of()
+    given = values("bfloat16")
+    other = with_gradients(layer, *(tf.reshape(each, [*shape, SIZE]) for each in given), quick=True)
+    for found, wanted in zip(other, with_gradients(layer, *given, quick=True), strict=True):
+        assert found.shape in ((*shape, SIZE), (SIZE,))
+        np.testing.assert_allclose(found.ravel(), wanted.ravel(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", [(None, 4, 4, SIZE), (None, None, None, SIZE)])
+def test_a_shape_that_is_not_known_when_traced(spec):
+    layer = layer_of()
+
+    @tf.function(input_signature=[tf.TensorSpec(spec, tf.bfloat16)])
+    def run(x):
+        with layer_paths(xla=True, all_reduce=None):
+            return keras.ops.layer_normalization(x, layer.gamma, layer.beta, axis=-1)
+
+    x = tf.cast(tf.random.stateless_normal((2, 4, 4, SIZE), [1, 2]), tf.bfloat16)
+    wanted = run(x[:1])
+    assert run.get_concrete_function().output_shapes.rank == 4
+    np.testing.assert_array_equal(tf.cast(run(x)[:1], "float32"), tf.cast(wanted, "float32"))
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_rows_of_one_number(dtype):
     x = tf.fill((4, SIZE), tf.constant(300.3, dtype))
