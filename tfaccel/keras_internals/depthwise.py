@@ -21,17 +21,9 @@ def of_groups(conv: Callable, convolved: Callable) -> Callable:
     """Returns a replacement of Keras's `conv`, for those with as many groups as channels."""
 
     @functools.wraps(conv)
-    def replaced(
-        inputs, kernel, strides=1, padding="valid", data_format=None, dilation_rate=1
-    ):  # fmt: skip
-        found = None
-        if _is_plain(inputs, strides, data_format, dilation_rate):
-            kernel = keras.ops.convert_to_tensor(kernel)
-            if kernel.shape[2] == 1 and kernel.shape[3] == inputs.shape[3]:
-                found = convolved(inputs, kernel[:, :, 0], _is_same(padding))
-        if found is None:
-            return conv(inputs, kernel, strides, padding, data_format, dilation_rate)
-        return found
+    def replaced(inputs, kernel, *args, **kwargs):
+        found = _found(convolved, 2, inputs, kernel, *args, **kwargs)
+        return conv(inputs, kernel, *args, **kwargs) if found is None else found
 
     return replaced
 
@@ -40,17 +32,9 @@ def of_layer(depthwise_conv: Callable, convolved: Callable) -> Callable:
     """Returns a replacement of Keras's `depthwise_conv`, for those with one output a channel."""
 
     @functools.wraps(depthwise_conv)
-    def replaced(
-        inputs, kernel, strides=1, padding="valid", data_format=None, dilation_rate=1
-    ):  # fmt: skip
-        found = None
-        if _is_plain(inputs, strides, data_format, dilation_rate):
-            kernel = keras.ops.convert_to_tensor(kernel)
-            if kernel.shape[3] == 1 and kernel.shape[2] == inputs.shape[3]:
-                found = convolved(inputs, kernel[:, :, :, 0], _is_same(padding))
-        if found is None:
-            return depthwise_conv(inputs, kernel, strides, padding, data_format, dilation_rate)
-        return found
+    def replaced(inputs, kernel, *args, **kwargs):
+        found = _found(convolved, 3, inputs, kernel, *args, **kwargs)
+        return depthwise_conv(inputs, kernel, *args, **kwargs) if found is None else found
 
     return replaced
 
@@ -59,42 +43,41 @@ def of_separable(separable_conv: Callable, convolved: Callable) -> Callable:
     """Returns a replacement of Keras's `separable_conv`. What joins the channels is a product."""
 
     @functools.wraps(separable_conv)
-    def replaced(
-        inputs,
-        depthwise_kernel,
-        pointwise_kernel,
-        strides=1,
-        padding="valid",
-        data_format=None,
-        dilation_rate=1,
-    ):
-        found = None
-        if _is_plain(inputs, strides, data_format, dilation_rate):
-            kernel = keras.ops.convert_to_tensor(depthwise_kernel)
-            if kernel.shape[3] == 1 and kernel.shape[2] == inputs.shape[3]:
-                found = convolved(inputs, kernel[:, :, :, 0], _is_same(padding))
+    def replaced(inputs, depthwise_kernel, pointwise_kernel, *args, **kwargs):
+        found = _found(convolved, 3, inputs, depthwise_kernel, *args, **kwargs)
         if found is None:
-            return separable_conv(
-                inputs,
-                depthwise_kernel,
-                pointwise_kernel,
-                strides,
-                padding,
-                data_format,
-                dilation_rate,
-            )
+            return separable_conv(inputs, depthwise_kernel, pointwise_kernel, *args, **kwargs)
         return tf.tensordot(found, keras.ops.convert_to_tensor(pointwise_kernel)[0, 0], axes=1)
 
     return replaced
 
 
-def _is_plain(inputs, strides, data_format, dilation_rate) -> bool:
-    """Returns whether it is in two dimensions, channels last, with nothing skipped."""
-    steps = (strides, 1 if dilation_rate is None else dilation_rate)
-    ones = all(each == 1 or tuple(each) == (1, 1) for each in steps)
-    is_last = keras.config.image_data_format() if data_format is None else data_format
-    return len(inputs.shape) == 4 and is_last == "channels_last" and ones
+def _found(
+    convolved: Callable,
+    axis: int,
+    inputs,
+    kernel,
+    strides=1,
+    padding: str = "valid",
+    data_format: str | None = None,
+    dilation_rate=1,
+) -> tf.Tensor | None:
+    """Returns what `convolved` does; None if nothing, or if each channel is not convolved alone.
+
+    Args:
+      convolved: as this module says.
+      axis: of the kernel's two last axes the one that has a single value for each channel.
+      inputs: and all else: what the three functions of Keras have in common.
+    """
+    if len(inputs.shape) != 4 or not _are_ones(strides) or not _are_ones(dilation_rate or 1):
+        return None
+    if (data_format or keras.config.image_data_format()) != "channels_last":
+        return None
+    kernel = keras.ops.convert_to_tensor(kernel)
+    if kernel.shape[axis] != 1 or kernel.shape[5 - axis] != inputs.shape[3]:
+        return None
+    return convolved(inputs, tf.squeeze(kernel, axis), padding.lower() == "same")
 
 
-def _is_same(padding: str) -> bool:
-    return padding.lower() == "same"
+def _are_ones(steps) -> bool:
+    return steps in (1, (1, 1), [1, 1])  # Conv2D passes a list

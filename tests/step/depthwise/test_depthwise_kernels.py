@@ -183,6 +183,25 @@ def test_where_it_is_used(stand_in, monkeypatch, case):
     )
 
 
+@pytest.mark.parametrize(("strides", "wanted"), [(1, 1), ((1, 1), 1), (2, 0)])
+@pytest.mark.parametrize("name", ["conv", "depthwise_conv", "separable_conv"])
+def test_functions_of_keras_ops(stand_in, monkeypatch, name, strides, wanted):
+    x = tf.cast(X, tf.bfloat16)
+    shapes = {"conv": [(3, 3, 1, 16)], "depthwise_conv": [(3, 3, 16, 1)]}
+    shapes["separable_conv"] = [(3, 3, 16, 1), (1, 1, 16, 8)]
+    draw = np.random.default_rng(1)
+    kernels = [tf.cast(tf.constant(draw.normal(size=each)), x.dtype) for each in shapes[name]]
+
+    def function(x):
+        return getattr(keras.ops, name)(x, *kernels, strides, "same")
+
+    found, used = seen(monkeypatch, function, x)
+    assert used == wanted
+    np.testing.assert_allclose(
+        tf.cast(found, tf.float32), tf.cast(function(x), tf.float32), rtol=2**-6, atol=0.2
+    )
+
+
 @pytest.mark.parametrize(
     "x",
     [
