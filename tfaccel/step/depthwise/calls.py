@@ -85,7 +85,6 @@ class _Grid:
 
     shape: tuple[int, int, int, int]
     most_channels: int
-    block_w: int = _WIDTH
 
     @property
     def block_c(self) -> int:
@@ -107,7 +106,7 @@ class _Grid:
     @property
     def w_blocks(self) -> int:
         """In a row."""
-        return -(-self.shape[2] // self.block_w)
+        return -(-self.shape[2] // _WIDTH)
 
     @property
     def c_blocks(self) -> int:
@@ -156,7 +155,7 @@ def of_kernel(of: Depthwise) -> str:
         given=[triton_calls.tensor(each, of.dtype) for each in (of.shape, of.output_shape)],
         result=triton_calls.tensor(of.sums, "f32"),
         programs=of.sums[0] * grid.c_blocks,
-        values=columns * grid.block_w * grid.block_c,
+        values=columns * _WIDTH * grid.block_c,
     )
 
 
@@ -174,7 +173,7 @@ def _convolution(of: Depthwise, given, made, padding: int, *, is_backwards: bool
         ],
         result=triton_calls.tensor(made, of.dtype),
         programs=grid.items * grid.c_blocks,
-        values=grid.block_w * grid.block_c,
+        values=_WIDTH * grid.block_c,
     )
 
 
@@ -184,7 +183,7 @@ def _turns(grid: _Grid) -> int:
 
 
 def _module(of, grid, name, *, constants, given, result, programs, values) -> str:
-    sizes = {"block_w": grid.block_w, "block_c": grid.block_c}
+    sizes = {"block_w": _WIDTH, "block_c": grid.block_c}
     text = triton_calls.filled(_text(name), sizes=sizes, constants=constants, dtype=of.dtype)
     return triton_calls.module(
         text,

@@ -46,11 +46,8 @@ def _is_taken(x, kernel, is_same: bool) -> bool:
         return False
     if not is_same and min(x.shape[1:3]) < window:
         return False
-    # A kernel counts the values of an image, and the programs.
-    pixels = math.prod(x.shape[1:3])
-    return pixels * x.shape[3] <= triton_calls.LARGEST and x.shape[0] * pixels <= (
-        triton_calls.LARGEST // x.shape[3] * calls.MULTIPLE_OF_CHANNELS
-    )
+    # A program counts the values of an image.
+    return math.prod(x.shape[1:]) <= triton_calls.LARGEST
 
 
 def depthwises_on(devices: Sequence[str], *, wanted: bool) -> Depthwises | None:
