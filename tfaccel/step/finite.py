@@ -23,6 +23,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.keras_internals.joined_updates import joined
 from tfaccel.keras_internals.model_view import every_optimizer, variables_of
 from tfaccel.keras_internals.patching import with_entry
 from tfaccel.keras_internals.recording import noted
@@ -172,7 +173,11 @@ class Watch:
                     [each for each, _ in given], [each for _, each in given], xla=xla
                 )
             refused = check.found
-            apply = functools.partial(type(optimizer).apply, optimizer, grads, trainable_variables)
+
+            def apply():
+                given = joined(grads) if xla else grads
+                type(optimizer).apply(optimizer, given, trainable_variables)
+
             if scales:
                 with _set(optimizer, check_finite=lambda _: ~refused):  # Keras need not check again
                     apply()

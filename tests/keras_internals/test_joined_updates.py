@@ -1,0 +1,106 @@
+"""Gradients of small weights that XLA reads together: which they are, and that no bit changes."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import compiled
+from keras import layers
+
+from tfaccel.keras_internals.joined_updates import joined
+
+EXTREMES = [0.0, -0.0, 1.0, -1e-30, 3e38, np.inf, -np.inf, np.nan]
+
+
+def traced(specs, function=joined):
+    """Returns which gradients `function` changed, and the graph."""
+    changed = []
+
+    @tf.function(autograph=False)
+    def run():
+        given = [None if each is None else tf.zeros(each[0], each[1]) for each in specs]
+        changed.extend(new is not old for old, new in zip(given, function(given), strict=True))
+
+    graph = run.get_concrete_function().graph
+    return changed, [each.type for each in graph.get_operations()]
+
+
+def test_small_gradients_of_one_shape_and_dtype():
+    f32, f16 = tf.float32, tf.float16
+    specs = [((8,), f32), ((8,), f32), ((4, 2), f32), ((8,), f16), ((4, 2), f32), ((8,), f32)]
+    changed, operations = traced(specs)
+    assert changed == [True, True, True, False, True, True]
+    assert operations.count("XlaOptimizationBarrier") == 2
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [None, ((), tf.float32), ((1,), tf.float32), ((128, 129), tf.float32), ((8,), tf.int32)],
+    ids=["none", "scalar", "one value", "large", "integers"],
+)
+def test_others_stay_as_they_are(spec):
+    changed, operations = traced([spec, spec])
+    assert changed == [False, False]
+    assert "XlaOptimizationBarrier" not in operations
+
+
+def test_an_unknown_shape_stays_as_it_is():
+    @tf.function(input_signature=[tf.TensorSpec([None])], autograph=False)
+    def run(x):
+        assert joined([x, x])[0] is x
+
+    run.get_concrete_function()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_no_bit_changes(dtype):
+    values = tf.cast(tf.constant(EXTREMES, tf.float64), dtype)
+
+    @tf.function(jit_compile=True)
+    def run(x, y):
+        return joined([x, y])
+
+    for found in run(values, values):
+        assert found.numpy().tobytes() == values.numpy().tobytes()
+
+
+def weights_after_training(optimizer, num_replicas):
+    def make():
+        inputs = keras.Input((6,))
+        x = layers.BatchNormalization()(layers.Dense(8)(inputs))
+        x = layers.Dense(8, activation="relu")(x)
+        return keras.Model(inputs, layers.Dense(1)(x))
+
+    keras.utils.set_random_seed(0)
+    model = compiled(make, num_replicas, optimizer=optimizer(), loss="mse")
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(32, 6)).astype("f4")
+    model.fit(x, x[:, :1], batch_size=8, epochs=2, shuffle=False, verbose=0)
+    return model.get_weights()
+
+
+def scaled_sgd():
+    return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01, momentum=0.9))
+
+
+def clipped_adamw():
+    return keras.optimizers.AdamW(0.01, global_clipnorm=0.5)
+
+
+@pytest.mark.parametrize(("optimizer", "num_replicas"), [(clipped_adamw, 1), (scaled_sgd, 2)])
+def test_training_is_the_same(monkeypatch, optimizer, num_replicas):
+    """1e-6: XLA may sum a norm in another order."""
+    used = []
+
+    def noted(gradients):
+        found = joined(gradients)
+        used.append(sum(new is not old for old, new in zip(gradients, found, strict=True)))
+        return found
+
+    monkeypatch.setattr("tfaccel.step.finite.joined", noted)
+    own = weights_after_training(optimizer, num_replicas)
+    assert used
+    assert set(used) == {4}  # the bias and batch norm of eight units, and the next bias
+    monkeypatch.setattr("tfaccel.step.finite.joined", list)
+    for found, wanted in zip(own, weights_after_training(optimizer, num_replicas), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-7)
