@@ -113,7 +113,7 @@ def traced(network: networks.Network, *, flash: bool) -> bytes:
     from tensorflow.compiler.tf2xla.python import xla
     from tensorflow.compiler.xla.service import hlo_pb2
 
-    from tfaccel.keras_internals.joined_updates import joined
+    from tfaccel.keras_internals.joined_kernels import joined_updates
     from tfaccel.keras_internals.layer_paths import layer_paths
     from tfaccel.step.attention.choose import Attentions
     from tfaccel.step.depthwise.choose import Depthwises
@@ -142,7 +142,7 @@ def traced(network: networks.Network, *, flash: bool) -> bytes:
                 x = tf.cast(x, tf.float32) / 128 - 1
             value = loss(y, model(x, training=True))
             gradients = tape.gradient(value, model.trainable_variables)
-            optimizer.apply(joined(gradients), model.trainable_variables)
+            optimizer.apply(joined_updates(gradients), model.trainable_variables)
         return value
 
     inputs = specs(network, tf)

@@ -23,7 +23,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.keras_internals.joined_updates import joined
+from tfaccel.keras_internals.joined_kernels import joined_sums, joined_updates
 from tfaccel.keras_internals.model_view import every_optimizer, variables_of
 from tfaccel.keras_internals.patching import with_entry
 from tfaccel.keras_internals.recording import noted
@@ -175,7 +175,7 @@ class Watch:
             refused = check.found
 
             def apply():
-                given = joined(grads) if xla else grads
+                given = joined_updates(grads) if xla else grads
                 type(optimizer).apply(optimizer, given, trainable_variables)
 
             if scales:
@@ -296,11 +296,11 @@ def _check_in_xla(code: tf.Tensor) -> _Check:
 def _index_in_each(after, before) -> tf.Tensor:
     """Returns the index of the first tensor with a bad value, or their number, for use in XLA.
 
-    Each large matrix is reduced over its last axis where XLA computes it. The results and the small
-    tensors are then checked together, AT_ONCE tensors at a time. Two kernels for each tensor would
-    take 1 ms of a ResNet-50 step of 36 ms (H200, 2026-11-22). Nor can all go into one vector: XLA
-    computed each update again inside it, and took over 10 minutes for a model of 4 dense layers
-    (CPU, 2026-11-21).
+    Each large matrix is reduced over its last axis where XLA computes it, or together with others.
+    The results and the small tensors are then checked together, AT_ONCE tensors at a time. Two
+    kernels for each tensor would take 1 ms of a ResNet-50 step of 36 ms (H200, 2026-11-22). Nor can
+    all go into one vector: XLA computed each update again inside it, and took over 10 minutes for a
+    model of 4 dense layers (CPU, 2026-11-21).
 
     ResNet-50 has 856 tensors to check, so each operation per tensor lengthens the start, in Python,
     TensorFlow and XLA.
@@ -319,6 +319,8 @@ def _good_in_parts(after, before) -> Iterator[tuple[int, list[tf.Tensor]]]:
     For XLA; see `_index_in_each`.
     """
     before = before or [None] * len(after)
+    large = iter(joined_sums([each for each in after if not is_small(each)]))
+    after = [each if is_small(each) else next(large) for each in after]
     axis, flat = tf.constant(-1), tf.constant([-1])
     for start in range(0, len(after), AT_ONCE):
         part = slice(start, start + AT_ONCE)

@@ -1,4 +1,4 @@
-"""Gradients of small weights that XLA reads together: which they are, and that no bit changes."""
+"""What XLA reads together: which gradients and matrices, and that no bit of them changes."""
 
 import keras
 import numpy as np
@@ -7,12 +7,12 @@ import tensorflow as tf
 from conftest import compiled
 from keras import layers
 
-from tfaccel.keras_internals.joined_updates import joined
+from tfaccel.keras_internals.joined_kernels import joined_sums, joined_updates
 
 EXTREMES = [0.0, -0.0, 1.0, -1e-30, 3e38, np.inf, -np.inf, np.nan]
 
 
-def traced(specs, function=joined):
+def traced(specs, function=joined_updates):
     """Returns which gradients `function` changed, and the graph."""
     changed = []
 
@@ -44,10 +44,19 @@ def test_others_stay_as_they_are(spec):
     assert "XlaOptimizationBarrier" not in operations
 
 
+def test_matrices_of_one_shape_and_dtype():
+    """Those of one last axis share the ones, and a matrix without others stays as it is."""
+    f32, f16 = tf.float32, tf.float16
+    shapes = [((300, 64), f32), ((300, 64), f32), ((5, 60, 64), f32), ((5, 60, 64), f32)]
+    changed, operations = traced([*shapes, ((300, 64), f16), ((64, 300), f32)], joined_sums)
+    assert changed == [True, True, True, True, False, False]
+    assert operations.count("XlaOptimizationBarrier") == 1
+
+
 def test_an_unknown_shape_stays_as_it_is():
     @tf.function(input_signature=[tf.TensorSpec([None])], autograph=False)
     def run(x):
-        assert joined([x, x])[0] is x
+        assert joined_updates([x, x])[0] is x
 
     run.get_concrete_function()
 
@@ -58,7 +67,7 @@ def test_no_bit_changes(dtype):
 
     @tf.function(jit_compile=True)
     def run(x, y):
-        return joined([x, y])
+        return joined_updates([x, y]) + joined_sums([x[tf.newaxis], y[tf.newaxis]])
 
     for found in run(values, values):
         assert found.numpy().tobytes() == values.numpy().tobytes()
@@ -93,14 +102,14 @@ def test_training_is_the_same(monkeypatch, optimizer, num_replicas):
     used = []
 
     def noted(gradients):
-        found = joined(gradients)
+        found = joined_updates(gradients)
         used.append(sum(new is not old for old, new in zip(gradients, found, strict=True)))
         return found
 
-    monkeypatch.setattr("tfaccel.step.finite.joined", noted)
+    monkeypatch.setattr("tfaccel.step.finite.joined_updates", noted)
     own = weights_after_training(optimizer, num_replicas)
     assert used
     assert set(used) == {4}  # the bias and batch norm of eight units, and the next bias
-    monkeypatch.setattr("tfaccel.step.finite.joined", list)
+    monkeypatch.setattr("tfaccel.step.finite.joined_updates", list)
     for found, wanted in zip(own, weights_after_training(optimizer, num_replicas), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-7)
