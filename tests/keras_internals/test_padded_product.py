@@ -47,16 +47,21 @@ def dense(units, **settings):
     return layers.Dense(units, **settings)
 
 
-@pytest.mark.parametrize("make", [dense, TiedHead])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_alike_keras(make, dtype):
-    """The output and all gradients: exact, because zeros add nothing; 1e-2 for other orders."""
+def built(make, dtype):
     keras.config.set_dtype_policy(f"mixed_{dtype}")
     try:
         head = make(COLUMNS)
         head.build((None, 16))
     finally:
         keras.config.set_dtype_policy("float32")
+    return head
+
+
+@pytest.mark.parametrize("make", [dense, TiedHead])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_alike_keras(make, dtype):
+    """The output and all gradients: exact, because zeros add nothing; 1e-2 for other orders."""
+    head = built(make, dtype)
     x = tf.cast(tf.constant(np.random.default_rng(0).normal(size=(2, 3, 16)) / 8), dtype)
     own, plain = (traced(head, on_gpu=each) for each in (True, False))
     assert 4104 in widths(own, x)
@@ -79,9 +84,9 @@ def test_others_are_kerass(units, policy):
     assert not widths(traced(head, on_gpu=True), x) & {-(-units // 8) * 8} - {units}
 
 
-def classified(head, from_logits=True):
+def classified(head):
     """Returns a function of (x, labels): the loss of a head, and its gradients."""
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=from_logits)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
     def run(x, labels, *, on_gpu):
         with layer_paths(xla=True, all_reduce=None, on_gpu=on_gpu), tf.GradientTape() as tape:
@@ -96,12 +101,7 @@ def classified(head, from_logits=True):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_loss_reads_the_product_with_its_padding(dtype, label):
     """The loss and gradients are Keras's: 1e-2. A label beyond the classes is NaN, as in XLA."""
-    keras.config.set_dtype_policy(f"mixed_{dtype}")
-    try:
-        head = TiedHead(COLUMNS)
-        head.build((None, 16))
-    finally:
-        keras.config.set_dtype_policy("float32")
+    head = built(TiedHead, dtype)
     draw = np.random.default_rng(0)
     x = tf.cast(tf.constant(draw.normal(size=(2, 3, 16))), dtype)
     labels = tf.constant([draw.integers(COLUMNS, size=3).tolist(), [0, 1, label]])

@@ -3,8 +3,8 @@
 The functions take functions of Keras's TensorFlow backend, and return replacements. A replacement
 asks `convolved(x, kernel, is_same)`, which returns the convolution, or None if it does not take it.
 
-    nn.conv = of_groups(nn.conv, convolved)             # while a step for XLA is traced
-    nn.depthwise_conv = of_layer(nn.depthwise_conv, convolved)
+    nn.conv = of_conv(nn.conv, convolved, axis=2)       # while a step for XLA is traced
+    nn.depthwise_conv = of_conv(nn.depthwise_conv, convolved, axis=3)
     nn.separable_conv = of_separable(nn.separable_conv, convolved)
 
 Shapes: x [images, height, width, channels], kernel [height, width, channels], both of one dtype.
@@ -17,24 +17,19 @@ import keras
 import tensorflow as tf
 
 
-def of_groups(conv: Callable, convolved: Callable) -> Callable:
-    """Returns a replacement of Keras's `conv`, for those with as many groups as channels."""
+def of_conv(conv: Callable, convolved: Callable, *, axis: int) -> Callable:
+    """Returns a replacement of Keras's `conv` or `depthwise_conv`.
+
+    Args:
+      conv: Keras's function.
+      convolved: as this module says.
+      axis: of the kernel's two last axes the one that has a single value for each channel.
+    """
 
     @functools.wraps(conv)
     def replaced(inputs, kernel, *args, **kwargs):
-        found = _found(convolved, 2, inputs, kernel, *args, **kwargs)
+        found = _found(convolved, axis, inputs, kernel, *args, **kwargs)
         return conv(inputs, kernel, *args, **kwargs) if found is None else found
-
-    return replaced
-
-
-def of_layer(depthwise_conv: Callable, convolved: Callable) -> Callable:
-    """Returns a replacement of Keras's `depthwise_conv`, for those with one output a channel."""
-
-    @functools.wraps(depthwise_conv)
-    def replaced(inputs, kernel, *args, **kwargs):
-        found = _found(convolved, 3, inputs, kernel, *args, **kwargs)
-        return depthwise_conv(inputs, kernel, *args, **kwargs) if found is None else found
 
     return replaced
 
@@ -66,7 +61,7 @@ def _found(
 
     Args:
       convolved: as this module says.
-      axis: of the kernel's two last axes the one that has a single value for each channel.
+      axis: as in `of_conv`.
       inputs: and all else: what the three functions of Keras have in common.
     """
     if len(inputs.shape) != 4 or not _are_ones(strides) or not _are_ones(dilation_rate or 1):

@@ -20,7 +20,7 @@ from tfaccel.keras_internals import (
 from tfaccel.keras_internals import gelu as gelu_in_xla
 from tfaccel.keras_internals.attention import attention_by
 from tfaccel.keras_internals.cross_entropy import gathered
-from tfaccel.keras_internals.depthwise import of_groups, of_layer, of_separable
+from tfaccel.keras_internals.depthwise import of_conv, of_separable
 from tfaccel.keras_internals.patching import patched
 from tfaccel.keras_internals.written import relu
 
@@ -75,8 +75,9 @@ def layer_paths(
                 replace(keras.layers.LayerNormalization, "call", layer_norm.ordered)
                 replace(keras.layers.RMSNormalization, "call", layer_norm.ordered)
             if depthwise is not None:
-                replace(nn, "conv", functools.partial(of_groups, convolved=depthwise))
-                replace(nn, "depthwise_conv", functools.partial(of_layer, convolved=depthwise))
+                of_axis = functools.partial(of_conv, convolved=depthwise)
+                replace(nn, "conv", functools.partial(of_axis, axis=2))
+                replace(nn, "depthwise_conv", functools.partial(of_axis, axis=3))
                 replace(nn, "separable_conv", functools.partial(of_separable, convolved=depthwise))
             if attention is not None:
                 patches.enter_context(attention_by(attention))

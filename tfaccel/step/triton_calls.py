@@ -7,6 +7,8 @@ its results, all of them arrays. So a number, such as that of rows, becomes a co
 tools/kernel_texts.py writes the texts.
 """
 
+import functools
+import pathlib
 import re
 from collections.abc import Sequence
 
@@ -27,13 +29,19 @@ def tensor(shape: Sequence[int], dtype: tf.DType | str) -> str:
     return f"tensor<{'x'.join(map(str, (*shape, TYPES.get(dtype, dtype))))}>"
 
 
+@functools.cache
+def text_of(folder: pathlib.Path, name: str) -> str:
+    """Returns a kernel's text with placeholders, which tools/kernel_texts.py wrote to a folder."""
+    return (folder / f"{name}.ttir").read_text()
+
+
 def filled(
     text: str, *, sizes: dict[str, int], constants: Sequence[int | float], dtype: tf.DType
 ) -> str:
     """Returns a kernel's text without placeholders, whose arguments are arrays alone.
 
     Args:
-      text: the text with placeholders, as tools/kernel_texts.py wrote it for bfloat16.
+      text: the text with placeholders, for bfloat16, as `text_of` returns it.
       sizes: the sizes of blocks, powers of 2, by their names.
       constants: the values of the arguments that are numbers, in their order.
       dtype: float16 or bfloat16.

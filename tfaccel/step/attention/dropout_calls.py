@@ -10,7 +10,6 @@ float32, the logarithm to base 2 of the sum of each softmax.
 """
 
 import dataclasses
-import functools
 import math
 import pathlib
 
@@ -173,12 +172,9 @@ def kernel(name: str, of: Attention, blocks: Blocks) -> str:
         "block_k": blocks.key,
         "block_h": _power_of_2(size),
     }
-    return triton_calls.filled(_text(name), sizes=sizes, constants=constants, dtype=of.dtype)
-
-
-@functools.cache
-def _text(name: str) -> str:
-    return (_KERNELS / f"{name}.ttir").read_text()
+    return triton_calls.filled(
+        triton_calls.text_of(_KERNELS, name), sizes=sizes, constants=constants, dtype=of.dtype
+    )
 
 
 def _number_of_blocks(name: str, of: Attention, blocks: Blocks) -> int:

@@ -1,15 +1,13 @@
 """The StableHLO text of depthwise convolutions, by Triton kernels that XLA compiles for the GPU.
 
-A depthwise convolution convolves each channel alone. cuDNN has no quick kernels for it with the
-channels last: README.md of this folder has figures. The texts of the kernels here lie in
-`kernels/`, and `tools/depthwise_kernels.py` writes them.
+A depthwise convolution convolves each channel alone. README.md of this folder has the times beside
+cuDNN's. The texts of the kernels lie in `kernels/`, and `tools/depthwise_kernels.py` writes them.
 
 Shapes: x [images, in_height, in_width, channels] and the output [images, out_height, out_width,
 channels], of one dtype; the kernel [window, window, channels] float32. The strides are 1.
 """
 
 import dataclasses
-import functools
 import pathlib
 
 import tensorflow as tf
@@ -184,7 +182,9 @@ def _turns(grid: _Grid) -> int:
 
 def _module(of, grid, name, *, constants, given, result, programs, values) -> str:
     sizes = {"block_w": _WIDTH, "block_c": grid.block_c}
-    text = triton_calls.filled(_text(name), sizes=sizes, constants=constants, dtype=of.dtype)
+    text = triton_calls.filled(
+        triton_calls.text_of(_KERNELS, name), sizes=sizes, constants=constants, dtype=of.dtype
+    )
     return triton_calls.module(
         text,
         given,
@@ -193,8 +193,3 @@ def _module(of, grid, name, *, constants, given, result, programs, values) -> st
         warps=max(1, values // (32 * _VALUES)),
         stages=1,
     )
-
-
-@functools.cache
-def _text(name: str) -> str:
-    return (_KERNELS / f"{name}.ttir").read_text()

@@ -103,7 +103,7 @@ def kernel(name: str, of: Gelu, *, turns: int) -> str:
     constants = [of.rows, of.columns, of.column_blocks, turns]
     constants += factors(approximate=of.approximate)
     sizes = {"block_r": of.block_rows(name), "block_c": of.block_columns}
-    text = _text(f"{name}_{'tanh' if of.approximate else 'erf'}")
+    text = triton_calls.text_of(_KERNELS, f"{name}_{'tanh' if of.approximate else 'erf'}")
     return triton_calls.filled(text, sizes=sizes, constants=constants, dtype=of.dtype)
 
 
@@ -132,11 +132,6 @@ def _exponent(x: float) -> float:
     """Returns e, for which 1 / (1 + 2^e) is the normal distribution's share below x."""
     above, below = (math.erfc(each * math.sqrt(0.5)) for each in (x, -x))
     return math.log2(above / below)
-
-
-@functools.cache
-def _text(name: str) -> str:
-    return (_KERNELS / f"{name}.ttir").read_text()
 
 
 def _arrays(of: Gelu) -> tuple[str, str]:
