@@ -21,7 +21,7 @@ from keras.src import backend
 from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import in_stateless_scope
-from keras.src.backend.tensorflow import nn
+from keras.src.backend.tensorflow import nn, numpy
 from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
@@ -1507,6 +1507,27 @@ def _(monkeypatch):
         made[2](2, 3)(x)
 
     return called_in(monkeypatch, nn, names, run) == names
+
+
+@canary("gen_math_ops.add_n", "is what a tape sums gradients with")
+def _(monkeypatch):
+    def run():
+        with tf.GradientTape() as tape:
+            tape.watch(x := tf.ones(3))
+            y = x * 2 + x * 3
+        tape.gradient(y, x)
+
+    return called_in(monkeypatch, gen_math_ops, ["add_n"], run) == ["add_n"]
+
+
+@canary("numpy.add and tf.Tensor.__add__", "are what sums of layers and of tensors call")
+def _(monkeypatch):
+    x = tf.ones(3)
+    of_layer = called_in(monkeypatch, numpy, ["add"], lambda: layers.Add()([x, x]))
+    found = []
+    monkeypatch.setattr(tf.Tensor, "__add__", lambda *both: found.append(both))
+    tf.function(lambda: [tf.zeros(3) + tf.ones(3), None][1])()
+    return of_layer == ["add"] and len(found) == 1
 
 
 @canary("_tfaccel_whole, a tensor's own attribute", "is kept by an operation that reads it")

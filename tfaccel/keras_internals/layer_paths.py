@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import nn, numpy
 from keras.src.ops import nn as operations
+from tensorflow.python.ops import gen_math_ops
 
 from tfaccel.keras_internals import (
     batch_norm,
@@ -16,6 +17,7 @@ from tfaccel.keras_internals import (
     layer_norm,
     max_pooling,
     padded_product,
+    product_sums,
 )
 from tfaccel.keras_internals import gelu as gelu_in_xla
 from tfaccel.keras_internals.attention import attention_by
@@ -72,6 +74,9 @@ def layer_paths(
             replace(operations, "_layer_normalization", layer_norm.one_pass)
             if on_gpu:
                 replace(numpy, "matmul", padded_product.in_eights)
+                replace(numpy, "add", product_sums.as_matrices)
+                replace(tf.Tensor, "__add__", product_sums.as_matrices)
+                replace(gen_math_ops, "add_n", product_sums.one_into_the_other)
                 replace(keras.layers.LayerNormalization, "call", layer_norm.ordered)
                 replace(keras.layers.RMSNormalization, "call", layer_norm.ordered)
             if depthwise is not None:
