@@ -31,7 +31,10 @@ arms share the cores. An arm may choose slower kernels, because it times them wh
 GPU. Compare a row with the same row set up arm by arm before you trust it.
 
 A time limit leaves out first the arms that are not set up in time, and then turns. An arm of a big
-network takes one to three minutes to be set up, and one with max-autotune up to ten.
+network takes one to three minutes to be set up, and one with max-autotune up to ten. --caches keeps
+what the arms of V and L compile, also of arms that were not set up in time. A second call with the
+same folder then sets them up within a minute. Its seconds to the first step are not those of a
+first start, and the row's file says that caches were kept.
 
 On a machine without GPUs, the other rows for one GPU run on the CPU. This only shows that the
 program works. The program imports neither TensorFlow nor torch. The last line of standard output is
@@ -128,6 +131,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="arms of the rows V and L whose name has one of these words, for example max-autotune",
     )
     add("--time-limit", type=whole(1), metavar="S", help="seconds for the call; default: no limit")
+    add(
+        "--caches",
+        type=pathlib.Path,
+        metavar="FOLDER",
+        help="keep the compile caches of the arms of V and L there; default: empty ones each time",
+    )
     add("--together", action="store_true", help="set up the arms of a row at the same time")
     add("--smoke", action="store_true", help="tiny networks in the rows V and L, also on a CPU")
     add("--repeats", type=whole(1), default=3, help="stretches of each arm")
@@ -178,7 +187,7 @@ def measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     rows = chosen(options.rows, make_rows(batch=options.batch, tiny=options.smoke))
     for whole_row, row in [(each, without(each, options.leave_out)) for each in rows]:
         used = hardware(gpus[:num_gpus], num_used=row.gpus) + ("-smoke" if options.smoke else "")
-        facts = facts_of(row, hardware=used)
+        facts = facts_of(row, hardware=used, caches=options.caches)
         facts["command"] = shlex.join(["python", "tools/bench.py", *arguments])
         label = f"{row.name} on {facts['hardware']}"
         reason = lacking(row, options, num_gpus)
@@ -244,8 +253,15 @@ def without(row: Row, words: Sequence[str]) -> Row:
     return dataclasses.replace(row, ours=sides[0], rivals=sides[1])
 
 
-def facts_of(row: Row, *, hardware: str) -> dict:
-    """Returns the facts about a row that are known before it runs, for its file."""
+def facts_of(row: Row, *, hardware: str, caches: pathlib.Path | None = None) -> dict:
+    """Returns the facts about a row that are known before it runs, for its file.
+
+    Args:
+      row: the row.
+      hardware: the GPUs, as the file's name has them.
+      caches: the folder in which the arms' compile caches are kept, if they are.
+    """
+    are_kept = caches is not None and row.measure == ROWS_RATE
     return {
         "row": row.name,
         "compared": row.compared,
@@ -254,7 +270,7 @@ def facts_of(row: Row, *, hardware: str) -> dict:
         "gpus": row.gpus,
         "hardware": hardware,
         "date": datetime.date.today().isoformat(),
-    }
+    } | ({"caches": "kept for a later call"} if are_kept else {})
 
 
 def measure_with(
@@ -269,7 +285,7 @@ def measure_with(
             command = command_of(settings, torch_python=options.torch_python, scratch=scratch)
             own = environment_of(num_seen, python=command[0])
             if row.measure == ROWS_RATE:
-                own |= dict.fromkeys(CACHES, tempfile.mkdtemp(dir=scratch))
+                own |= dict.fromkeys(CACHES, cache_of(f"{row.name}, {name}", options, scratch))
             return ArmProcess(name, command, settings, environment=own | added)
 
         row = with_work(row, options)
@@ -277,6 +293,23 @@ def measure_with(
         yield from measure_row(
             row, start, repeats=options.repeats, limit=limit, together=options.together
         )
+
+
+def cache_of(name: str, options: argparse.Namespace, scratch: str) -> str:
+    """Returns the folder for the compile caches of an arm; it is empty unless caches are kept.
+
+    Raises:
+      UsageError: --caches is not a folder, or nothing can be written there.
+    """
+    if options.caches is None:
+        return tempfile.mkdtemp(dir=scratch)
+    folder = options.caches.absolute() / re.sub(r"\W+", "-", name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = f"--caches={options.caches}: {error.strerror}"
+        raise UsageError(f"{why}; name a folder that can be written") from error
+    return str(folder)
 
 
 def with_work(row: Row, options: argparse.Namespace) -> Row:

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import os
+import pathlib
 import sys
 import time
 import unittest.mock
@@ -223,15 +224,18 @@ def test_a_setting_that_a_row_has_not_is_a_mistake_in_the_call(bench):
     assert {each["steps_per_execution"] for each in ours.values()} == {5}
 
 
-def test_each_arm_of_a_network_compiles_from_nothing(bench, network_of, monkeypatch):
-    folders = []
+@pytest.mark.parametrize("kept", [False, True])
+def test_each_arm_of_a_network_has_compile_caches(bench, network_of, monkeypatch, tmp_path, kept):
+    """They are empty, or those of the same arm in an earlier call, and no other arm's."""
+    folders, seen = [], []
 
     class Started(bench.ArmProcess):
         """An arm that is set up, and no process."""
 
         def __init__(self, name, command, settings, *, environment):
-            own = {environment[each] for each in bench.CACHES}
-            assert not any(os.listdir(each) for each in own)
+            (own,) = {environment[each] for each in bench.CACHES}
+            seen.append(os.listdir(own))
+            pathlib.Path(own, name).touch()
             folders.append(own)
             self._settings = settings
 
@@ -254,8 +258,22 @@ def test_each_arm_of_a_network_compiles_from_nothing(bench, network_of, monkeypa
     arms = [*row.ours.values(), *row.rivals.values()]
     for each in arms:
         each["program"] = "of/the/test.py"
-    list(bench.measure_with(row, bench.parse(["--repeats=1"]), 0))
-    assert len(set.union(*folders)) == len(folders) == 3
+    options = bench.parse(["--repeats=1", *([f"--caches={tmp_path / 'kept'}"] if kept else [])])
+    for _ in range(2):
+        list(bench.measure_with(row, options, 0))
+    names = [[each] for each in (*row.ours, *row.rivals)]
+    assert seen == [[]] * 3 + (names if kept else [[]] * 3)
+    assert len({*folders}) == (3 if kept else 6)
+    assert bench.facts_of(row, hardware="", caches=options.caches).get("caches") == (
+        "kept for a later call" if kept else None
+    )
+
+
+def test_caches_that_cannot_be_kept_are_a_mistake_in_the_call(bench, tmp_path):
+    (tmp_path / "file").touch()
+    options = bench.parse([f"--caches={tmp_path / 'file'}"])
+    with pytest.raises(bench.UsageError, match="--caches=.*; name a folder that can be written"):
+        bench.cache_of("V1, bfloat16", options, "")
 
 
 def test_the_table_shows_memory_beside_its_goal(bench, tmp_path):
