@@ -272,7 +272,7 @@ def test_each_arm_of_a_network_has_compile_caches(bench, network_of, monkeypatch
 def test_caches_that_cannot_be_kept_are_a_mistake_in_the_call(bench, tmp_path):
     (tmp_path / "file").touch()
     options = bench.parse([f"--caches={tmp_path / 'file'}"])
-    with pytest.raises(bench.UsageError, match="--caches=.*; name a folder that can be written"):
+    with pytest.raises(bench.UsageError, match="name a folder that can be written"):
         bench.cache_of("V1, bfloat16", options, "")
 
 
