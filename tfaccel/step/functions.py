@@ -79,9 +79,10 @@ from tfaccel.step import (
 )
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.attention.choose import attentions_on
-from tfaccel.step.depthwise.choose import depthwises_on
-from tfaccel.step.gelu.choose import gelus_on
+from tfaccel.step.depthwise.choose import Depthwises
+from tfaccel.step.gelu.choose import Gelus
 from tfaccel.step.merged_results import UsesResultsError
+from tfaccel.step.own_kernels import kernels_on
 from tfaccel.step.predict import Predict
 from tfaccel.step.recoverable import Recoverable
 from tfaccel.step.row_alarm import Alarm, AsksRowsError, MayJoinError
@@ -105,8 +106,8 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool, flash_atten
     devices = [each.device for each in replicas]
     chosen = {
         "attention": attentions_on(devices, wanted=xla and flash_attention),
-        "gelu": gelus_on(devices, wanted=xla),
-        "depthwise": depthwises_on(devices, wanted=xla),
+        "gelu": kernels_on(Gelus, devices, wanted=xla),
+        "depthwise": kernels_on(Depthwises, devices, wanted=xla),
     }
     replicas = [each.like(**chosen) for each in replicas]
     kernels = [each for each in chosen.values() if each is not None]

@@ -1,9 +1,11 @@
-"""What the users of tfaccel's own Triton kernels share: said once, and turned off by an error."""
+"""What tfaccel's own Triton kernels share: where they run, said once, turned off by an error."""
 
 import logging
+from collections.abc import Sequence
 
 from tfaccel.common.run_log import summary
 from tfaccel.step import triton_calls
+from tfaccel.step.capability import capability_for_kernels
 
 log = logging.getLogger("tfaccel")
 
@@ -40,3 +42,16 @@ class OwnKernels:
             first,
         )
         return True
+
+
+def kernels_on(
+    kind: type[OwnKernels], devices: Sequence[str], *, wanted: bool
+) -> OwnKernels | None:
+    """Returns the kernels of a kind for a model's steps; None if XLA computes without them.
+
+    Args:
+      kind: what computes by kernels, of no arguments.
+      devices: TensorFlow's names of the replicas' devices in this process.
+      wanted: whether XLA is wanted.
+    """
+    return kind() if wanted and capability_for_kernels(devices) is not None else None

@@ -1,19 +1,17 @@
 """Depthwise convolutions by tfaccel's kernels: what they are given, and where they are used."""
 
-import logging
 import re
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import trained_in_bfloat16
 from depthwise_stand_in import call_module
 from keras import layers
+from own_kernels_cases import check_refusal, check_training, uses
 from stablehlo_parser import parsed
 
 from tfaccel.keras_internals.layer_paths import layer_paths
-from tfaccel.step import in_xla
 from tfaccel.step.depthwise import calls, choose
 from tfaccel.step.depthwise import depthwise as depthwise_lib
 from tfaccel.step.depthwise.calls import Depthwise
@@ -149,22 +147,10 @@ CASES = {
 }  # fmt: skip
 
 
-def seen(monkeypatch, function, x, depthwises=None):
+def called(monkeypatch, function, x, depthwises=None):
     """Returns how often a call of `function` used the kernels, and what it returned."""
-    used, real = [], depthwise_lib.convolved
-
-    def noted(*args):
-        used.append(args)
-        return real(*args)
-
-    monkeypatch.setattr(choose, "convolved", noted)
-
-    @tf.function(autograph=False)
-    def run(x):
-        with layer_paths(xla=True, all_reduce=None, depthwise=depthwises or Depthwises()):
-            return function(x)
-
-    return run(x), len(used)
+    kernels = {"depthwise": depthwises or Depthwises()}
+    return uses(monkeypatch, choose, "convolved", function, x, **kernels)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -174,7 +160,7 @@ def test_where_it_is_used(stand_in, monkeypatch, case):
     layer.build(X.shape)
     for each in layer.weights:
         each.assign(np.random.default_rng(1).normal(size=each.shape))
-    found, used = seen(monkeypatch, layer, X)
+    used, found = called(monkeypatch, layer, X)
     assert used == wanted
     other = layer(X)
     assert found.dtype == other.dtype
@@ -195,7 +181,7 @@ def test_functions_of_keras_ops(stand_in, monkeypatch, name, strides, wanted):
     def function(x):
         return getattr(keras.ops, name)(x, *kernels, strides, "same")
 
-    found, used = seen(monkeypatch, function, x)
+    used, found = called(monkeypatch, function, x)
     assert used == wanted
     np.testing.assert_allclose(
         tf.cast(found, tf.float32), tf.cast(function(x), tf.float32), rtol=2**-6, atol=0.2
@@ -213,7 +199,7 @@ def test_functions_of_keras_ops(stand_in, monkeypatch, name, strides, wanted):
 def test_shapes_that_it_leaves_to_xla(stand_in, monkeypatch, x):
     layer = layers.DepthwiseConv2D(3, dtype="bfloat16")
     layer.build(x.shape)
-    found, used = seen(monkeypatch, layer, x)
+    used, found = called(monkeypatch, layer, x)
     assert used == 0
     assert found.shape == layer(x).shape
 
@@ -254,36 +240,8 @@ def test_limits(shape, is_taken):
 
 
 def test_refusal_of_a_kernel(stand_in, monkeypatch, caplog):
-    """An error of XLA about Triton turns the kernels off once, and says so; others do not."""
-    depthwises, error = Depthwises(), "Failed to compile Triton kernel."
-    assert not depthwises.turned_off_by(error)  # none was used
-    layer = layers.DepthwiseConv2D(3, dtype="bfloat16")
-    with caplog.at_level(logging.INFO, "tfaccel"):
-        seen(monkeypatch, layer, X, depthwises)
-        asked = []
-
-        def step():
-            asked.append(depthwises.are_off)
-            if len(asked) == 1:
-                raise tf.errors.InternalError(None, None, f"{error}\nmore")
-            return "done"
-
-        model = keras.Sequential([layers.Dense(1)])
-        choice = in_xla.Choice(model, wanted=True, kernels=[depthwises])
-        assert choice.run(step, None, forget=lambda: None) == "done"
-    assert asked == [False, True]
-    assert choice.on
-    assert "tfaccel's kernels compute depthwise convolutions" in caplog.text
-    assert f"no longer compute depthwise convolutions, because XLA refused one: {error}" in (
-        caplog.text
-    )
-    _, used = seen(monkeypatch, layer, X, depthwises)
-    assert used == 0
-
-
-def test_only_on_gpus():
-    assert choose.depthwises_on(["/cpu:0"], wanted=True) is None
-    assert choose.depthwises_on(["/cpu:0"], wanted=False) is None
+    depthwises, layer = Depthwises(), layers.DepthwiseConv2D(3, dtype="bfloat16")
+    check_refusal(depthwises, lambda: called(monkeypatch, layer, X, depthwises)[0], caplog)
 
 
 def classifier():
@@ -296,23 +254,11 @@ def classifier():
     return keras.Model(inputs, layers.Dense(3, dtype="float32")(x))
 
 
-def trained(monkeypatch, depthwises, num_replicas):
-    monkeypatch.setattr("tfaccel.step.functions.depthwises_on", lambda *a, **k: depthwises)
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_training(stand_in, monkeypatch, num_replicas):
     draw = np.random.default_rng(0)
     x = draw.normal(size=(48, 8, 8, 8)).astype("f4")
     y = (x.mean((1, 2)) @ draw.normal(size=(8, 3))).argmax(1)
     x += np.eye(8)[y][:, None, None] * 2
-    model, losses = trained_in_bfloat16(classifier, x, y, num_replicas, rate=0.3, epochs=4)
-    return losses, model.predict(x, batch_size=16, verbose=0)
-
-
-@pytest.mark.parametrize("num_replicas", [1, 2])
-def test_training(stand_in, monkeypatch, num_replicas):
-    """A model learns the same with the kernels as without: 3e-2, as bfloat16."""
-    depthwises = Depthwises()
-    losses, outputs = trained(monkeypatch, depthwises, num_replicas)
-    assert depthwises.is_used
-    assert losses[-1] < 0.8 * losses[0]
-    wanted, of_plain = trained(monkeypatch, None, num_replicas)
-    np.testing.assert_allclose(losses, wanted, rtol=3e-2)
-    np.testing.assert_allclose(outputs, of_plain, rtol=0.1, atol=0.1)
+    settings = {"num_replicas": num_replicas, "rtol": 3e-2}
+    check_training(monkeypatch, Depthwises, classifier, x, y, **settings)

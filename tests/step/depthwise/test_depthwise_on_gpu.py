@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from own_kernels_cases import check_training_on_a_gpu
 
-import tfaccel
 from tfaccel.step.depthwise import calls
 from tfaccel.step.depthwise.calls import Depthwise
 from tfaccel.step.depthwise.depthwise import convolved
@@ -53,28 +53,20 @@ def test_beside_float64(dtype, window, shape, is_same):
             assert error <= TOLERANCE[dtype]
 
 
+def classifier():
+    inputs = keras.Input((16, 16, 16))
+    hidden = keras.layers.DepthwiseConv2D(5, padding="same")(inputs)
+    hidden = keras.layers.SeparableConv2D(32, 3, activation="relu")(hidden)
+    hidden = keras.layers.DepthwiseConv2D(7)(hidden)
+    hidden = keras.layers.GlobalAveragePooling2D()(hidden)
+    return keras.Model(inputs, keras.layers.Dense(4, dtype="float32")(hidden))
+
+
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
 def test_training(precision, caplog):
-    """A model learns as without XLA, which has no kernels: 3e-2, as half precision."""
     draw = np.random.default_rng(0)
     x = draw.normal(size=(256, 16, 16, 16)).astype("f4")
     y = draw.integers(4, size=256)
     x += np.eye(16)[y][:, None, None] * 2
-    losses = []
-    for xla in (True, False):
-        run = tfaccel.setup(precision=precision, xla=xla, gpu_ids=range(1))
-        keras.utils.set_random_seed(0)
-        with run.scope():
-            inputs = keras.Input((16, 16, 16))
-            hidden = keras.layers.DepthwiseConv2D(5, padding="same")(inputs)
-            hidden = keras.layers.SeparableConv2D(32, 3, activation="relu")(hidden)
-            hidden = keras.layers.DepthwiseConv2D(7)(hidden)
-            hidden = keras.layers.GlobalAveragePooling2D()(hidden)
-            model = keras.Model(inputs, keras.layers.Dense(4, dtype="float32")(hidden))
-            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        run.compile(model, keras.optimizers.SGD(0.1), loss)
-        found = model.fit(x, y, batch_size=64, epochs=5, shuffle=False, verbose=0)
-        losses.append(found.history["loss"])
-    assert losses[0][-1] < 0.7 * losses[0][0]
-    np.testing.assert_allclose(*losses, rtol=3e-2)
-    assert "tfaccel's kernels compute depthwise convolutions" in caplog.text
+    what = "depthwise convolutions"
+    check_training_on_a_gpu(classifier, x, y, precision, what, caplog, rtol=3e-2)

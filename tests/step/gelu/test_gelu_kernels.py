@@ -1,20 +1,18 @@
 """GELU by tfaccel's kernels on any device: what they are given, and where they are used."""
 
 import functools
-import logging
 import re
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import trained_in_bfloat16
 from gelu_stand_in import call_module
 from keras import layers
+from own_kernels_cases import check_refusal, check_training, uses
 from stablehlo_parser import parsed
 
 from tfaccel.keras_internals.layer_paths import layer_paths
-from tfaccel.step import in_xla
 from tfaccel.step.gelu import calls, choose
 from tfaccel.step.gelu import gelu as gelu_lib
 from tfaccel.step.gelu.calls import Gelu
@@ -171,25 +169,6 @@ def half_dense(units=16, **settings):
     return layer
 
 
-def seen(monkeypatch, function, x):
-    """Returns how often a call of `function` used the kernels, and what it returned."""
-    used, real = [], gelu_lib.bias_gelu
-
-    def noted(*args, **kwargs):
-        used.append(args)
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(choose, "bias_gelu", noted)
-
-    @tf.function(autograph=False)
-    def run(x):
-        with layer_paths(xla=True, all_reduce=None, gelu=Gelus()):
-            return function(x)
-
-    found = run(x)
-    return len(used), found
-
-
 X = tf.constant(np.random.default_rng(0).normal(size=(2, 8)), tf.float32)
 CASES = {
     "in a layer": (lambda: half_dense(activation="gelu"), 1),
@@ -218,7 +197,7 @@ CASES = {
 def test_where_it_is_used(stand_in, monkeypatch, case):
     make, wanted = CASES[case]
     function = make()
-    used, found = seen(monkeypatch, function, X)
+    used, found = uses(monkeypatch, choose, "bias_gelu", function, X, gelu=Gelus())
     assert used == wanted
     np.testing.assert_allclose(
         tf.cast(found, tf.float32), tf.cast(function(X), tf.float32), rtol=2**-7, atol=2**-7
@@ -246,36 +225,13 @@ def test_a_sum_that_others_use_keeps_its_gradient(stand_in):
     np.testing.assert_allclose(of_bias, tf.reduce_sum(wanted, 0), rtol=2**-6, atol=2**-6)
 
 
-def test_refusal_of_a_kernel(stand_in, caplog):
-    """An error of XLA about Triton turns the kernels off once, and says so; others do not."""
-    gelus = Gelus()
-    assert not gelus.turned_off_by("Failed to compile Triton kernel.")  # none was used
-    layer = half_dense(activation="gelu")
-    with layer_paths(xla=True, all_reduce=None, gelu=gelus):
-        ops_of(layer, X)
-    assert not gelus.turned_off_by("Out of memory")
-    asked = []
+def test_refusal_of_a_kernel(stand_in, monkeypatch, caplog):
+    gelus, layer = Gelus(), half_dense(activation="gelu")
 
-    def step():
-        asked.append(gelus.are_off)
-        if len(asked) == 1:
-            raise tf.errors.InternalError(None, None, "Failed to compile Triton kernel.\nmore")
-        return "done"
+    def use():
+        return uses(monkeypatch, choose, "bias_gelu", layer, X, gelu=gelus)[0]
 
-    forgot = []
-    choice = in_xla.Choice(keras.Sequential([layers.Dense(1)]), wanted=True, kernels=[gelus])
-    with caplog.at_level(logging.INFO, "tfaccel"):
-        assert choice.run(step, None, forget=lambda: forgot.append(1)) == "done"
-    assert asked == [False, True]
-    assert forgot == [1]
-    assert choice.on
-    assert "XLA refused one: Failed to compile Triton kernel." in caplog.text
-    assert not gelus.turned_off_by("Failed to compile Triton kernel.")
-
-
-def test_only_on_gpus():
-    assert choose.gelus_on(["/cpu:0"], wanted=True) is None
-    assert choose.gelus_on(["/cpu:0"], wanted=False) is None
+    check_refusal(gelus, use, caplog)
 
 
 def classifier():
@@ -285,26 +241,13 @@ def classifier():
     return keras.Model(inputs, layers.Dense(3, dtype="float32")(x))
 
 
-def trained(monkeypatch, gelus, num_replicas, accumulation_steps):
-    monkeypatch.setattr("tfaccel.step.functions.gelus_on", lambda *a, **k: gelus)
+@pytest.mark.parametrize(("num_replicas", "accumulation_steps"), [(1, 1), (2, 2)])
+def test_training(stand_in, monkeypatch, num_replicas, accumulation_steps):
     draw = np.random.default_rng(0)
     x = draw.normal(size=(48, 8)).astype("f4")
     y = (x @ draw.normal(size=(8, 3))).argmax(1)
-    settings = {"rate": 0.3, "epochs": 4, "accumulation_steps": accumulation_steps}
-    model, losses = trained_in_bfloat16(classifier, x, y, num_replicas, **settings)
-    return losses, model.predict(x, batch_size=16, verbose=0)
-
-
-@pytest.mark.parametrize(("num_replicas", "accumulation_steps"), [(1, 1), (2, 2)])
-def test_training(stand_in, monkeypatch, num_replicas, accumulation_steps):
-    """A model learns the same with the kernels as without: 2e-2, as bfloat16."""
-    gelus, settings = Gelus(), (num_replicas, accumulation_steps)
-    losses, outputs = trained(monkeypatch, gelus, *settings)
-    assert gelus.is_used
-    assert losses[-1] < 0.8 * losses[0]
-    wanted, of_plain = trained(monkeypatch, None, *settings)
-    np.testing.assert_allclose(losses, wanted, rtol=2e-2)
-    np.testing.assert_allclose(outputs, of_plain, rtol=5e-2, atol=5e-2)
+    settings = {"num_replicas": num_replicas, "accumulation_steps": accumulation_steps}
+    check_training(monkeypatch, Gelus, classifier, x, y, rtol=2e-2, **settings)
 
 
 @pytest.mark.parametrize("is_shared", [False, True])

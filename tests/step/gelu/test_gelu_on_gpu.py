@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from own_kernels_cases import check_training_on_a_gpu
 
-import tfaccel
 from tfaccel.step.gelu.gelu import bias_gelu, with_bias
 
 pytestmark = pytest.mark.gpu
@@ -78,25 +78,16 @@ def test_extreme_numbers(dtype, approximate):
     assert np.isnan(tf.cast(of_bias, tf.float32).numpy()[5])
 
 
+def classifier():
+    inputs = keras.Input((32,))
+    hidden = keras.layers.Dense(256, activation="gelu")(inputs)
+    hidden = keras.layers.Activation("gelu")(keras.layers.Dense(64)(hidden))
+    return keras.Model(inputs, keras.layers.Dense(4, dtype="float32")(hidden))
+
+
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
 def test_training(precision, caplog):
-    """A model learns as without XLA, which has no kernels: 2e-2, as half precision."""
     draw = np.random.default_rng(0)
     x = draw.normal(size=(512, 32)).astype("f4")
     y = (x @ draw.normal(size=(32, 4))).argmax(1)
-    losses = []
-    for xla in (True, False):
-        run = tfaccel.setup(precision=precision, xla=xla, gpu_ids=range(1))
-        keras.utils.set_random_seed(0)
-        with run.scope():
-            inputs = keras.Input((32,))
-            hidden = keras.layers.Dense(256, activation="gelu")(inputs)
-            hidden = keras.layers.Activation("gelu")(keras.layers.Dense(64)(hidden))
-            model = keras.Model(inputs, keras.layers.Dense(4, dtype="float32")(hidden))
-            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        run.compile(model, keras.optimizers.SGD(0.1), loss)
-        found = model.fit(x, y, batch_size=64, epochs=5, shuffle=False, verbose=0)
-        losses.append(found.history["loss"])
-    assert losses[0][-1] < 0.7 * losses[0][0]
-    np.testing.assert_allclose(*losses, rtol=2e-2)
-    assert "tfaccel's kernels compute GELU" in caplog.text
+    check_training_on_a_gpu(classifier, x, y, precision, "GELU", caplog, rtol=2e-2)

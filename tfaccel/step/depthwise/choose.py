@@ -1,12 +1,10 @@
 """Decides which kernels compute the depthwise convolutions of a traced step, and says so."""
 
 import math
-from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tfaccel.step import triton_calls
-from tfaccel.step.capability import capability_for_kernels
 from tfaccel.step.depthwise import calls
 from tfaccel.step.depthwise.calls import Depthwise
 from tfaccel.step.depthwise.depthwise import convolved
@@ -48,13 +46,3 @@ def _is_taken(x, kernel, is_same: bool) -> bool:
         return False
     # A program counts the values of an image.
     return math.prod(x.shape[1:]) <= triton_calls.LARGEST
-
-
-def depthwises_on(devices: Sequence[str], *, wanted: bool) -> Depthwises | None:
-    """Returns what computes the depthwise convolutions of a model's steps; None if XLA alone does.
-
-    Args:
-      devices: TensorFlow's names of the replicas' devices in this process.
-      wanted: whether XLA is wanted.
-    """
-    return Depthwises() if wanted and capability_for_kernels(devices) is not None else None

@@ -1,13 +1,12 @@
 """Decides which kernels compute the GELUs of a traced step, and says so."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from tfaccel.keras_internals.gelu import gelu
 from tfaccel.step import triton_calls
-from tfaccel.step.capability import capability_for_kernels
 from tfaccel.step.gelu.calls import MULTIPLE_OF_COLUMNS
 from tfaccel.step.gelu.gelu import bias_gelu, with_bias
 from tfaccel.step.own_kernels import OwnKernels
@@ -61,13 +60,3 @@ def _is_taken(x) -> bool:
     while of.type in RESHAPES:
         of = of.inputs[0].op
     return of.type in PRODUCTS and 0 < x.shape.num_elements() <= triton_calls.LARGEST
-
-
-def gelus_on(devices: Sequence[str], *, wanted: bool) -> Gelus | None:
-    """Returns what computes the GELUs of a model's steps; None if XLA alone does.
-
-    Args:
-      devices: TensorFlow's names of the replicas' devices in this process.
-      wanted: whether XLA is wanted.
-    """
-    return Gelus() if wanted and capability_for_kernels(devices) is not None else None
