@@ -1,18 +1,19 @@
-"""Writes sums with matrix products so that XLA adds within the product, and copies nothing.
+"""Writes sums with matrix products so that XLA copies nothing for them.
 
-cuBLASLt can add a matrix to its product. XLA of TensorFlow 2.21 uses this, but two forms of a sum
-cost it a pass over the memory:
+cuBLAS can add its product to a matrix, which it overwrites. XLA of TensorFlow 2.21 uses this, but
+two forms of a sum cost it a pass over the memory:
 
 - A residual of three axes, added to a product of two. XLA takes the residual as a matrix that
   nobody else reads, and lets the product overwrite it. As the gradient needs it later, XLA copies
-  it before: 24 copies of 77 MB (read and written) a step of ViT-B/16 with a batch of 128.
+  it before: 24 copies of 77 MB (read and written) a step of ViT-B/16 with a batch of 128. Of two
+  matrices XLA sees that the residual has another reader, and adds in the kernel that follows.
 - A sum of three products, such as the gradient of what queries, keys and values are made from. XLA
   adds the second product to the first one, but not this sum to the third product.
 
 Here such sums are of matrices, and each product is added to all that comes after it. The bytes of
-the kernels beside the products and calls went from 17.1 to 14.4 GB a step of ViT-B/16, from 19.0 to
-17.2 of the GPT-2-small decoder (8 x 2,048 tokens), and from 17.3 to 16.4 of BERT-base (128 x 128),
-by TensorFlow's own XLA for an H100 without Triton's products, 2026-11-28.
+the kernels beside the products and calls went from 19.9 to 19.0 GB a step of ViT-B/16, and from
+20.8 to 20.2 of the GPT-2-small decoder (8 x 2,048 tokens), by TensorFlow's own XLA for an H100
+without Triton's products, 2026-11-28.
 """
 
 import functools
