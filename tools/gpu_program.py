@@ -118,6 +118,7 @@ def traced(network: networks.Network, *, flash: bool) -> bytes:
     from tfaccel.step.attention.choose import Attentions
     from tfaccel.step.depthwise.choose import Depthwises
     from tfaccel.step.gelu.choose import Gelus
+    from tfaccel.step.layer_norm.choose import LayerNorms
 
     call_module = xla.call_module  # of modules for CUDA, which are traced on the CPU here
     xla.call_module = lambda *a, **k: call_module(*a, **{**k, "disabled_checks": ["platform"]})
@@ -135,6 +136,7 @@ def traced(network: networks.Network, *, flash: bool) -> bytes:
             attention=attention,
             gelu=Gelus(),
             depthwise=Depthwises(),
+            norm_kernels=LayerNorms(),
             on_gpu=True,
         )
         with quick, tf.GradientTape() as tape:

@@ -4,8 +4,7 @@ A text has placeholders for the sizes of the blocks. Other numbers, such as the 
 arguments of the kernel in the text. XLA passes arrays only, so `tfaccel/step/triton_calls.py` turns
 these arguments into constants when a step is traced. It fills in the sizes, too.
 
-tools/attention_kernels.py, tools/depthwise_kernels.py and tools/gelu_kernels.py import this module.
-It needs Triton 3.5.1 and no GPU.
+The programs tools/*_kernels.py import this module. It needs Triton 3.5.1 and no GPU.
 """
 
 import re

@@ -21,6 +21,7 @@ from keras.src import backend
 from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.backend.common.variables import AutocastScope
 from keras.src.backend.tensorflow import nn, numpy
 from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
@@ -1530,19 +1531,82 @@ def _(monkeypatch):
     return of_layer == ["add"] and len(found) == 1
 
 
-@canary("_tfaccel_whole, a tensor's own attribute", "is kept by an operation that reads it")
+@canary("AutocastScope.maybe_cast", "casts a variable that a layer reads, by `dtype`, a name")
+def _(monkeypatch):
+    found = []
+    real = AutocastScope.maybe_cast
+
+    def noted(self, value):
+        found.append((self.dtype, tuple(value.shape)))
+        return real(self, value)
+
+    layer = layers.Dense(2, dtype="mixed_bfloat16")
+    layer.build((1, 3))
+    monkeypatch.setattr(AutocastScope, "maybe_cast", noted)
+    layer(tf.ones((1, 3)))
+    return {*found} == {("bfloat16", (3, 2)), ("bfloat16", (2,))}
+
+
+@canary(
+    "_tfaccel_whole, _tfaccel_sum, _tfaccel_terms, _tfaccel_sums_of_rows, of a tensor",
+    "are kept by what reads it",
+)
 def _():
+    names = ["_tfaccel_whole", "_tfaccel_sum", "_tfaccel_terms", "_tfaccel_sums_of_rows"]
     found = []
 
     @tf.function(autograph=False)
     def run(x):
         y = x * 2
-        y._tfaccel_whole = x
-        found.append(tf.cast(y, tf.float64).op.inputs[0]._tfaccel_whole is x)
+        for name in names:
+            setattr(y, name, x)
+        found.extend(getattr(tf.cast(y, tf.float64).op.inputs[0], name) is x for name in names)
         return y
 
     run(tf.ones(3))
-    return found == [True]
+    return found == [True] * 4
+
+
+@canary("GradientTape._push_tape", "is called where a tape begins or goes on to record")
+def _(monkeypatch):
+    found, real = [], tf.GradientTape._push_tape
+    monkeypatch.setattr(tf.GradientTape, "_push_tape", lambda self: found.append(1) or real(self))
+    with tf.GradientTape() as tape:
+        assert len(found) == 1
+        with tape.stop_recording():
+            pass
+    return len(found) == 2
+
+
+@canary("ForwardAccumulator._push_accumulator", "is called where an accumulator begins")
+def _(monkeypatch):
+    found, kind = [], tf.autodiff.ForwardAccumulator
+    real = kind._push_accumulator
+    monkeypatch.setattr(kind, "_push_accumulator", lambda self: found.append(1) or real(self))
+    x = tf.ones(2)
+    with kind(x, x) as along:
+        y = 3 * x
+    return len(found) == 1 and along.jvp(y).numpy().tolist() == [3, 3]
+
+
+@canary("record.should_record_backprop", "is false where no tape records, as in recompute_grad")
+def _():
+    found, x = [], tf.ones(2)
+
+    def seen(y):
+        found.append(record.should_record_backprop([x]))
+        return y
+
+    seen(x)
+    with tf.GradientTape() as tape:
+        seen(x)
+        tape.watch(x)
+        seen(x)
+        with tape.stop_recording():
+            seen(x)
+        tf.recompute_grad(seen)(x)
+        seen(x)
+    return found == [False, False, True, False, False, True]
 
 
 @pytest.mark.parametrize(("name", "does"), CANARIES, ids=[f"{n} {d}" for n, d in CANARIES])

@@ -8,6 +8,7 @@ from conftest import compiled
 from keras import layers
 
 from tfaccel.keras_internals.joined_kernels import joined_sums, joined_updates
+from tfaccel.keras_internals.layer_paths import layer_paths
 
 EXTREMES = [0.0, -0.0, 1.0, -1e-30, 3e38, np.inf, -np.inf, np.nan]
 
@@ -113,3 +114,81 @@ def test_training_is_the_same(monkeypatch, optimizer, num_replicas):
     monkeypatch.setattr("tfaccel.step.finite.joined_updates", list)
     for found, wanted in zip(own, weights_after_training(optimizer, num_replicas), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-7)
+
+
+def half_layers(dtype):
+    made = [
+        layers.Dense(8, dtype=dtype),
+        layers.Dense(8, dtype=dtype),
+        layers.Dense(4, dtype=dtype),
+    ]
+    model = keras.Sequential(made)
+    model.build((2, 8))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("dtype", "on_gpu", "wanted"),
+    [
+        ("mixed_bfloat16", True, 2),  # of the sizes 8 and 4
+        ("mixed_float16", True, 2),
+        ("mixed_bfloat16", False, 0),
+        ("float32", True, 0),
+    ],
+)
+def test_weights_that_are_cast(dtype, on_gpu, wanted):
+    model = half_layers(dtype)
+
+    @tf.function(autograph=False)
+    def run(x):
+        with layer_paths(xla=True, all_reduce=None, on_gpu=on_gpu):
+            return model(x)
+
+    types = [op.type for op in run.get_concrete_function(tf.zeros((2, 8))).graph.get_operations()]
+    assert types.count("XlaOptimizationBarrier") == wanted
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_no_bit_of_a_cast_weight_changes(dtype):
+    """Also in a branch, in a loop, and where activations are computed again."""
+    weight = keras.Variable(np.array([*EXTREMES, 1.001], "f4"), autocast=True)
+    expected = tf.cast(weight.value, dtype).numpy().tobytes()
+
+    @tf.function(jit_compile=True, autograph=False)
+    def run(flag):
+        def read(*_):
+            with keras.src.backend.AutocastScope(dtype):
+                return tf.identity(weight.value)
+
+        with layer_paths(xla=True, all_reduce=None, on_gpu=True):
+            branch = tf.cond(flag, read, lambda: read() * 0)
+            (looped,) = tf.while_loop(
+                lambda _: True, lambda _: (read(),), [tf.zeros(9, dtype)], maximum_iterations=2
+            )
+            again = tf.recompute_grad(read)()
+            return read(), branch, looped, again
+
+    for found in run(tf.constant(True)):
+        assert found.dtype == dtype
+        assert found.numpy().tobytes() == expected
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_the_gradient_of_a_table_is_one_of_some_rows(on_gpu):
+    table = layers.Embedding(50, 8, dtype="mixed_bfloat16")
+    table.build(())
+
+    @tf.function(autograph=False)
+    def run(rows):
+        with layer_paths(xla=True, all_reduce=None, on_gpu=on_gpu), tf.GradientTape() as tape:
+            value = tf.reduce_sum(tf.cast(table(rows), tf.float32) ** 2)
+        found = tape.gradient(value, table.embeddings.value)
+        assert isinstance(found, tf.IndexedSlices)
+        return found
+
+    rows = tf.constant([3, 7, 3])
+    found = run(rows)
+    np.testing.assert_array_equal(found.indices, rows)
+    np.testing.assert_allclose(
+        tf.cast(found.values, tf.float32), 2 * tf.gather(table.embeddings.value, rows), rtol=2**-7
+    )

@@ -33,7 +33,7 @@ def as_product(call: Callable) -> Callable:
         bias = None if self.bias is None else keras.ops.convert_to_tensor(self.bias)
         if bias is not None and bias.shape == outputs_shape:
             # On the flat product, where the bias is a part of XLA's product.
-            flat, bias = flat + tf.reshape(bias, [-1]), None
+            flat, bias = tf.nn.bias_add(flat, tf.reshape(bias, [-1])), None
         before = keras.ops.shape(inputs)[: inputs.shape.rank - num_summed]
         outputs = tf.reshape(flat, [*before, *outputs_shape])
         if bias is not None:

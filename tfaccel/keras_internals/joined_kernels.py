@@ -1,19 +1,22 @@
-"""Lets XLA compute many weights, or check many of them, in one kernel.
+"""Lets XLA cast many weights, update many or check many of them, in one kernel.
 
-XLA of TensorFlow 2.21 makes a kernel for the update of each weight, and for the check of each
-matrix. A ViT-B/16 has 124 biases, scales and other small weights, and 76 matrices. Kernels as small
-as these take 2 microseconds or more, with a pause before the next one. XLA joins kernels that read
-a common array and have results of one shape. So values of one shape are multiplied by a common
-array of ones here, which changes no bit of them.
+XLA of TensorFlow 2.21 makes a kernel for the cast of each weight to half precision, for its update,
+and for the check of each matrix. A ViT-B/16 has 124 biases, scales and other small weights, and 76
+matrices. Kernels as small as these take 2 microseconds or more, with a pause before the next one.
+XLA joins kernels that read a common array and have results of one shape. So values of one shape are
+multiplied by a common array of ones here, which changes no bit of them.
 """
 
 import collections
+import functools
+import weakref
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from tfaccel.keras_internals.written import written
 
+_HALF = {"float16", "bfloat16"}
 _MOST_VALUES = 16_384  # of a small weight. The updates of larger ones wait for the memory.
 
 
@@ -38,6 +41,34 @@ def joined_sums(matrices: Sequence[tf.Tensor]) -> list[tf.Tensor]:
       matrices: of any shapes and dtypes, within a function that XLA compiles.
     """
     return _read_together(matrices, lambda each: each.shape[-1:])
+
+
+def joined_casts(maybe_cast: Callable) -> Callable:
+    """Returns a replacement of `AutocastScope.maybe_cast(self, value)`, whose casts XLA joins.
+
+    It is for traced functions that XLA compiles. All variables whose last axes have one size are
+    multiplied by the same ones, if they are float32 and cast to float16 or bfloat16.
+    """
+    ones = weakref.WeakKeyDictionary()  # by graph and number
+
+    @functools.wraps(maybe_cast)
+    def cast(self, value):
+        shape, graph = value.shape, tf.compat.v1.get_default_graph()
+        is_array = shape.rank and shape.is_fully_defined() and shape.num_elements() > 1
+        if not is_array or value.dtype != tf.float32 or self.dtype not in _HALF:
+            return maybe_cast(self, value)
+        of_graph = ones.setdefault(graph, {})
+        if shape[-1] not in of_graph:
+            of_graph[shape[-1]] = written(tf.ones([shape[-1]]))
+        return maybe_cast(self, _times_ones(value, of_graph[shape[-1]]))
+
+    return cast
+
+
+def _times_ones(value, ones: tf.Tensor) -> tf.Tensor:
+    """Returns the value, whose gradient is its own as it comes: rows of a table stay some rows."""
+    run = tf.custom_gradient(lambda value: (value * ones, tf.identity))
+    return run(tf.convert_to_tensor(value))
 
 
 def _read_together(values: Sequence, ones_of: Callable) -> list:

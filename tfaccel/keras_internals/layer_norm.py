@@ -9,12 +9,14 @@ asks for (XLA of JAX 0.9.0, compiled for an H100, 2026-11-28).
 """
 
 import functools
+import numbers
 from collections.abc import Callable
 
 import keras
 import tensorflow as tf
 
 from tfaccel.keras_internals.layouts import in_order
+from tfaccel.keras_internals.product_sums import keeping_sum
 
 # Inputs of more axes are normalized as a matrix of rows. XLA of TensorFlow 2.21 gives a program of
 # the GPU a whole row of pixels, 56 x 96 values in the first stage of ConvNeXt-Tiny. The gradient
@@ -31,12 +33,13 @@ def ordered(call: Callable) -> Callable:
 
     @functools.wraps(call)
     def with_order(self, inputs, *args, **kwargs):
-        return call(self, in_order(tf.convert_to_tensor(inputs)), *args, **kwargs)
+        inputs = tf.convert_to_tensor(inputs)
+        return call(self, keeping_sum(inputs, in_order(inputs)), *args, **kwargs)
 
     return with_order
 
 
-def one_pass(normalize: Callable) -> Callable:
+def one_pass(normalize: Callable, own: Callable | None = None) -> Callable:
     """Returns a replacement of Keras's function for layer normalization of float16 and bfloat16.
 
     It computes the variance as E[x^2] - E[x]^2 in float32, as `flax.linen.LayerNorm` does by
@@ -45,6 +48,8 @@ def one_pass(normalize: Callable) -> Callable:
 
     Args:
       normalize: (x, gamma, beta, axis, epsilon, rms_scaling), which computes all other forms.
+      own: (x, gamma, beta, epsilon), which computes what it can by kernels of its own, and returns
+        None for all else; None: there are no such kernels.
     """
 
     @functools.wraps(normalize)
@@ -52,12 +57,20 @@ def one_pass(normalize: Callable) -> Callable:
         x = tf.convert_to_tensor(x)
         axes = [axis] if isinstance(axis, int) else list(axis)
         is_of_rows = x.shape.rank is not None and axes in ([-1], [x.shape.rank - 1])
-        if rms_scaling or not is_of_rows or x.dtype not in (tf.float16, tf.bfloat16):
+        size = x.shape[-1] if is_of_rows else None
+        epsilon = keras.config.epsilon() if epsilon is None else epsilon
+        is_plain = all(e is None or e.shape == [size] for e in (gamma, beta)) and isinstance(
+            epsilon, numbers.Real
+        )
+        is_half = x.dtype in (tf.float16, tf.bfloat16)
+        if rms_scaling or not is_of_rows or not is_plain or not is_half:
             return normalize(x, gamma, beta, axis, epsilon, rms_scaling)
-        size = x.shape[-1]
         gamma = tf.ones([size]) if gamma is None else tf.cast(gamma, tf.float32)
         beta = tf.zeros([size]) if beta is None else tf.cast(beta, tf.float32)
-        epsilon = keras.config.epsilon() if epsilon is None else epsilon
+        epsilon = float(epsilon)
+        found = None if own is None else own(x, gamma, beta, epsilon)
+        if found is not None:
+            return found
         epsilon = tf.constant(epsilon, tf.float32)
         if x.shape.rank <= _MOST_AXES:
             return _normalized(x, gamma, beta, epsilon)
@@ -69,20 +82,35 @@ def one_pass(normalize: Callable) -> Callable:
 @tf.custom_gradient
 def _normalized(x, gamma, beta, epsilon):
     def backward(gradient):
-        unit, scale = _unit(x, epsilon)  # again, for a gradient of this gradient; XLA has it once
-        gradient = tf.cast(gradient, tf.float32)
-        own = gradient * gamma
-        along = tf.reduce_mean(own * unit, axis=-1, keepdims=True)
-        of_x = scale * (own - tf.reduce_mean(own, axis=-1, keepdims=True) - unit * along)
-        rows = list(range(x.shape.rank - 1))
-        of_gamma, of_beta = (tf.reduce_sum(e, axis=rows) for e in (gradient * unit, gradient))
-        return tf.cast(of_x, x.dtype), of_gamma, of_beta, None
+        # Again, for a gradient of this gradient; XLA has it once.
+        return *gradients_by_xla(x, gamma, gradient, epsilon=epsilon), None
 
     unit, _ = _unit(x, epsilon)
     return tf.cast(unit * gamma + beta, x.dtype), backward
 
 
-def _unit(x: tf.Tensor, epsilon: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def gradients_by_xla(
+    x: tf.Tensor, gamma: tf.Tensor, gradient: tf.Tensor, *, epsilon: tf.Tensor | float
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns the gradients of x, gamma and beta of a layer normalization, as XLA computes them.
+
+    Args:
+      x: [..., columns].
+      gamma: [columns], float32.
+      gradient: the output's, of the shape of x.
+      epsilon: what is added to the variance.
+    """
+    unit, scale = _unit(x, epsilon)
+    gradient = tf.cast(gradient, tf.float32)
+    own = gradient * gamma
+    along = tf.reduce_mean(own * unit, axis=-1, keepdims=True)
+    of_x = scale * (own - tf.reduce_mean(own, axis=-1, keepdims=True) - unit * along)
+    rows = list(range(x.shape.rank - 1))
+    of_gamma, of_beta = (tf.reduce_sum(e, axis=rows) for e in (gradient * unit, gradient))
+    return tf.cast(of_x, x.dtype), of_gamma, of_beta
+
+
+def _unit(x: tf.Tensor, epsilon: tf.Tensor | float) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns each row with mean 0 and variance 1, and what it was multiplied by, in float32."""
     wide = tf.cast(x, tf.float32)
     mean = tf.reduce_mean(wide, axis=-1, keepdims=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common.variables import AutocastScope
 from keras.src.backend.tensorflow import nn, numpy
 from keras.src.ops import nn as operations
 from tensorflow.python.ops import gen_math_ops
@@ -17,12 +18,14 @@ from tfaccel.keras_internals import (
     layer_norm,
     max_pooling,
     padded_product,
+    product_bias,
     product_sums,
 )
 from tfaccel.keras_internals import gelu as gelu_in_xla
 from tfaccel.keras_internals.attention import attention_by
 from tfaccel.keras_internals.cross_entropy import gathered
 from tfaccel.keras_internals.depthwise import of_conv, of_separable
+from tfaccel.keras_internals.joined_kernels import joined_casts
 from tfaccel.keras_internals.patching import patched
 from tfaccel.keras_internals.written import relu
 
@@ -35,6 +38,7 @@ def layer_paths(
     attention: Callable | None = None,
     gelu: Callable | None = None,
     depthwise: Callable | None = None,
+    norm_kernels: Callable | None = None,
     on_gpu: bool = False,
 ):
     """Within the context, some Keras layers use tfaccel's quicker methods.
@@ -45,6 +49,8 @@ def layer_paths(
       gelu: What computes GELUs if XLA compiles the function (step/gelu/choose.py); None: XLA.
       depthwise: What computes depthwise convolutions if XLA compiles the function
         (step/depthwise/choose.py); None: XLA.
+      norm_kernels: What computes layer normalizations if XLA compiles the function
+        (step/layer_norm/choose.py); None: XLA.
       on_gpu: Whether the traced function runs on a GPU.
       all_reduce: A function that sums over replicas, for synchronized layers; None on one replica.
     """
@@ -65,17 +71,24 @@ def layer_paths(
             replace(pooling, "call", max_pooling.indexed)
             replace(keras.layers.EinsumDense, "call", einsum_dense.as_product)
             patches.enter_context(patched(nn, "gelu", gelu or gelu_in_xla.gelu))
-            if gelu is not None:
-                replace(tf.nn, "bias_add", gelu.with_bias)
+            if gelu is not None or norm_kernels is not None:
+                replace(tf.nn, "bias_add", product_bias.added)
             # Keras's sparse losses and metrics all call this function.
             cross_entropy = functools.partial(gathered, on_gpu=on_gpu)
             replace(tf.nn, "sparse_softmax_cross_entropy_with_logits", cross_entropy)
             patches.enter_context(patched(nn, "relu", relu))
-            replace(operations, "_layer_normalization", layer_norm.one_pass)
+            one_pass = functools.partial(layer_norm.one_pass, own=norm_kernels)
+            replace(operations, "_layer_normalization", one_pass)
             if on_gpu:
+                replace(AutocastScope, "maybe_cast", joined_casts)
                 replace(numpy, "matmul", padded_product.in_eights)
                 replace(numpy, "add", product_sums.as_matrices)
                 replace(tf.Tensor, "__add__", product_sums.as_matrices)
+                replace(tf.GradientTape, "_push_tape", product_sums.forgetting)
+                replace(tf.GradientTape, "watch", product_sums.forgetting)
+                replace(
+                    tf.autodiff.ForwardAccumulator, "_push_accumulator", product_sums.forgetting
+                )
                 replace(gen_math_ops, "add_n", product_sums.one_into_the_other)
                 replace(keras.layers.LayerNormalization, "call", layer_norm.ordered)
                 replace(keras.layers.RMSNormalization, "call", layer_norm.ordered)

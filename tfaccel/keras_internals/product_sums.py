@@ -17,13 +17,63 @@ without Triton's products, 2026-11-28.
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
+from tensorflow.python.eager import record
+
+from tfaccel.keras_internals.product_bias import terms_of
 
 _DTYPES = {tf.float16, tf.bfloat16, tf.float32}
+_SUM = "_tfaccel_sum"  # of a tensor that `as_matrices` returned
 _SAME_PRODUCT = {"Reshape", "Identity", "IdentityN", "BiasAdd"}
+_changes_of_tapes = itertools.count()
+_tapes = next(_changes_of_tapes)  # changes with what is recorded for gradients
+
+
+class Sum:
+    """A residual plus a matrix product with a bias, which another kernel may compute, too.
+
+    Attributes:
+      x: the sum as XLA computes it.
+      terms: residual, product without its bias, and bias [columns].
+    """
+
+    def __init__(self, x: tf.Tensor, terms: tuple[tf.Tensor, tf.Tensor, tf.Tensor]):
+        """Takes the attributes."""
+        self.x, self.terms = x, terms
+        self._total, self._tapes = None, None
+
+    @property
+    def total(self) -> tf.Tensor | None:
+        """The sum as a kernel has computed it; None if none has, or a tape would miss it.
+
+        A tape that began later, or watches the sum since, has not recorded the kernel.
+        """
+        return self._total if self._tapes == _tapes else None
+
+    @total.setter
+    def total(self, total: tf.Tensor) -> None:
+        self._total, self._tapes = total, _tapes
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether a tape records what is computed from the sum now."""
+        return record.should_record_backprop([self.x])
+
+
+def forgetting(change: Callable) -> Callable:
+    """Returns a replacement of a method that changes what tapes record: no total is used again."""
+
+    @functools.wraps(change)
+    def changed(*args, **kwargs):
+        global _tapes
+        _tapes = next(_changes_of_tapes)
+        return change(*args, **kwargs)
+
+    return changed
 
 
 def as_matrices(add: Callable) -> Callable:
@@ -31,18 +81,59 @@ def as_matrices(add: Callable) -> Callable:
 
     It adds a matrix product to a tensor of its shape as matrices [rows, columns], if the shape is
     known and has three or more axes, and the dtype is float16, bfloat16 or float32. All else uses
-    `add`. The sum has the same bits.
+    `add`. The sum has the same bits. `sum_of` returns what was added.
     """
 
     @functools.wraps(add)
     def matrices_added(x1, x2):
         if not _are_alike([x1, x2]) or x1.shape.rank < 3:
             return add(x1, x2)
-        if not _is_product(x1) and not _is_product(x2):
+        are_products = [_is_product(each) for each in (x1, x2)]
+        if not any(are_products):
             return add(x1, x2)
-        return tf.reshape(tf.raw_ops.AddV2(x=_matrix(x1), y=_matrix(x2)), x1.shape)
+        x1, x2 = map(computed, (x1, x2))
+        found = tf.reshape(tf.raw_ops.AddV2(x=_matrix(x1), y=_matrix(x2)), x1.shape)
+        residual, product = (x1, x2) if are_products[1] else (x2, x1)
+        terms = _with_bias(product)
+        if terms is not None:
+            setattr(found, _SUM, Sum(found, (residual, *terms)))
+        return found
 
     return matrices_added
+
+
+def sum_of(x: tf.Tensor) -> Sum | None:
+    """Returns what x was added from, if all of it is of the function that is being traced."""
+    found = getattr(x, _SUM, None)
+    graph = tf.compat.v1.get_default_graph()
+    return found if found and all(each.graph is graph for each in found.terms) else None
+
+
+def keeping_sum(x: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    """Returns `other`, of the same values as x, for which `sum_of` returns that of x."""
+    if (found := getattr(x, _SUM, None)) is not None:
+        setattr(other, _SUM, found)
+    return other
+
+
+def computed(x: tf.Tensor) -> tf.Tensor:
+    """Returns x as a kernel has computed it, if one of the traced function has, else x."""
+    found = sum_of(x)
+    total = None if found is None else found.total
+    return x if total is None or total.graph is not x.graph else total
+
+
+def _with_bias(product: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor] | None:
+    """Returns a product without its bias, and the bias; None if not each column has one."""
+    columns = product.shape[-1]
+    while (op := product.op).type in _SAME_PRODUCT:
+        if (terms := terms_of(product)) is not None:
+            values, bias = terms
+            return terms if values.shape[-1] == columns and bias.shape == [columns] else None
+        if op.type in ("BiasAdd", "IdentityN"):
+            return None  # of another axis; of a function with a gradient of its own
+        product = op.inputs[0]
+    return None
 
 
 def one_into_the_other(add_n: Callable) -> Callable:
@@ -84,12 +175,13 @@ def _are_alike(values: Sequence) -> bool:
 
 def _is_product(values: tf.Tensor) -> bool:
     """Returns whether values are a matrix product in some shape, with or without a bias."""
-    while True:
-        op = values.op
-        has_bias = op.type == "AddV2" and op.inputs[1].shape.rank == 1
-        if op.type not in _SAME_PRODUCT and not has_bias:
-            return op.type == "MatMul"
+    while (op := values.op).type in _SAME_PRODUCT or _has_bias(op):
         values = op.inputs[values.value_index]
+    return op.type == "MatMul"
+
+
+def _has_bias(op: tf.Operation) -> bool:
+    return op.type == "AddV2" and op.inputs[1].shape.rank == 1
 
 
 def _matrix(values: tf.Tensor) -> tf.Tensor:

@@ -34,6 +34,8 @@ class Replica:
       gelu: What computes GELUs in such steps (step/gelu/choose.py); None: XLA alone.
       depthwise: What computes depthwise convolutions in such steps (step/depthwise/choose.py);
         None: XLA alone.
+      norm_kernels: What computes layer normalizations in such steps (step/layer_norm/choose.py);
+        None: XLA alone.
     """
 
     local_index: int
@@ -45,6 +47,7 @@ class Replica:
     attention: Callable | None = None
     gelu: Callable | None = None
     depthwise: Callable | None = None
+    norm_kernels: Callable | None = None
 
     @property
     def is_gpu(self) -> bool:
@@ -58,6 +61,7 @@ class Replica:
             "attention": self.attention,
             "gelu": self.gelu,
             "depthwise": self.depthwise,
+            "norm_kernels": self.norm_kernels,
             "on_gpu": self.is_gpu,
         }
 

@@ -81,6 +81,7 @@ from tfaccel.step import totals as totals_lib
 from tfaccel.step.attention.choose import attentions_on
 from tfaccel.step.depthwise.choose import Depthwises
 from tfaccel.step.gelu.choose import Gelus
+from tfaccel.step.layer_norm.choose import LayerNorms
 from tfaccel.step.merged_results import UsesResultsError
 from tfaccel.step.own_kernels import kernels_on
 from tfaccel.step.predict import Predict
@@ -108,6 +109,7 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool, flash_atten
         "attention": attentions_on(devices, wanted=xla and flash_attention),
         "gelu": kernels_on(Gelus, devices, wanted=xla),
         "depthwise": kernels_on(Depthwises, devices, wanted=xla),
+        "norm_kernels": kernels_on(LayerNorms, devices, wanted=xla),
     }
     replicas = [each.like(**chosen) for each in replicas]
     kernels = [each for each in chosen.values() if each is not None]

@@ -53,7 +53,7 @@ def filled(
     given = re.findall(r"(%arg\d+): (i32|f32)(?=[,)])", head)
     head = re.sub(r", %arg\d+: (i32|f32)(?=[,)])", "", head)
     lines = [
-        f"    {argument} = arith.constant {value!r} : {kind}\n"
+        f"    {argument} = arith.constant {_literal(value)} : {kind}\n"
         for (argument, kind), value in zip(given, constants, strict=True)
     ]
     return "".join([first, head, *lines, body])
@@ -112,6 +112,12 @@ def module(
 def name_of(text: str) -> str:
     """Returns the name of a kernel's function, which a profile shows."""
     return re.search(r"tt\.func public @(\w+)", text)[1]
+
+
+def _literal(value: float) -> str:
+    """Returns a number as MLIR writes it, whose floating-point numbers all have a point."""
+    text = repr(value)
+    return text.replace("e", ".0e") if "e" in text and "." not in text else text
 
 
 def _escaped(text: str) -> str:

@@ -13,11 +13,12 @@ from own_kernels_cases import check_refusal, check_training, uses
 from stablehlo_parser import parsed
 
 from tfaccel.keras_internals.layer_paths import layer_paths
+from tfaccel.keras_internals.product_bias import with_bias
 from tfaccel.step.gelu import calls, choose
 from tfaccel.step.gelu import gelu as gelu_lib
 from tfaccel.step.gelu.calls import Gelu
 from tfaccel.step.gelu.choose import Gelus
-from tfaccel.step.gelu.gelu import bias_gelu, with_bias
+from tfaccel.step.gelu.gelu import bias_gelu
 
 # Of one rounding to the dtype, and of the polynomial.
 TOLERANCE = {tf.bfloat16: 2**-8, tf.float16: 2**-11 + 1e-4}

@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 from own_kernels_cases import check_training_on_a_gpu
 
-from tfaccel.step.gelu.gelu import bias_gelu, with_bias
+from tfaccel.keras_internals.product_bias import with_bias
+from tfaccel.step.gelu.gelu import bias_gelu
 
 pytestmark = pytest.mark.gpu
 

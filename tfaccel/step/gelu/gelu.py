@@ -1,11 +1,9 @@
 """A bias and GELU by Triton kernels, and their gradient, in a function that XLA compiles.
 
-The GELU may be in another layer than the bias. So they are two functions here, and each has a
-gradient of its own. One kernel computes both gradients: that of the total x + bias, and that of the
-bias, which is the former summed over the rows. `bias_gelu` returns the total's gradient and sets
-the bias's as its attribute, which `with_bias` reads. If something else uses the total too,
-TensorFlow adds up the total's gradients in a new tensor. That tensor has no attribute, and
-`with_bias` sums it over the rows.
+The GELU may be in another layer than the bias. So they are two functions: `with_bias` of
+keras_internals/product_bias.py and `bias_gelu`. Each has a gradient of its own. One kernel computes
+both gradients: that of the total x + bias, and that of the bias, which is the former summed over
+the rows. `bias_gelu` returns the total's gradient, and hands on the bias's with it.
 """
 
 import math
@@ -14,31 +12,9 @@ import tensorflow as tf
 
 from tfaccel.keras_internals import gelu as by_xla
 from tfaccel.keras_internals.call_module import call_module
+from tfaccel.keras_internals.product_bias import with_sums
 from tfaccel.step.gelu import calls
 from tfaccel.step.gelu.calls import Gelu
-
-_SUMS = "_tfaccel_sums_of_rows"  # of a gradient
-
-
-def with_bias(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-    """Returns x + bias, for which a later `bias_gelu` may have computed the bias's gradient.
-
-    Args:
-      x: [..., columns].
-      bias: [columns], of the same dtype.
-    """
-
-    @tf.custom_gradient
-    def add(x, bias):
-        def backward(gradient):
-            sums = getattr(gradient, _SUMS, None)
-            if sums is None:
-                sums = tf.raw_ops.BiasAddGrad(out_backprop=gradient)
-            return gradient, sums
-
-        return tf.raw_ops.BiasAdd(value=x, bias=bias), backward
-
-    return add(x, bias)
 
 
 def bias_gelu(total: tf.Tensor, x: tf.Tensor, bias: tf.Tensor, *, approximate: bool) -> tf.Tensor:
@@ -57,8 +33,7 @@ def bias_gelu(total: tf.Tensor, x: tf.Tensor, bias: tf.Tensor, *, approximate: b
     def run(total):
         def backward(gradient):
             own, sums = _gradients(of, x, bias)(gradient, total)
-            setattr(own, _SUMS, sums)
-            return own
+            return with_sums(own, sums)
 
         return _forward(of, x, bias), backward
 
