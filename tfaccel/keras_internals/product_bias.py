@@ -68,15 +68,15 @@ def with_sums(gradient: tf.Tensor, sums: tf.Tensor) -> tf.Tensor:
     """Returns the gradient of a sum, with which the gradient of its bias is handed on.
 
     Args:
-      gradient: [..., columns].
-      sums: [columns], the gradient summed over all other axes, of the same dtype.
+      gradient: of the sum, in any shape.
+      sums: [columns], the gradient summed over all axes but the sum's last one, of its dtype.
     """
     setattr(gradient, _SUMS, sums)
     return gradient
 
 
 def _sums_of(gradient: tf.Tensor) -> tf.Tensor | None:
-    """Returns the sums of a gradient, or of what it was reshaped from with the same last axis."""
+    """Returns the sums that came with a gradient, or with what it was reshaped from."""
     columns = gradient.shape[-1]
     while (sums := getattr(gradient, _SUMS, None)) is None:
         if gradient.op.type not in ("Reshape", "Identity"):

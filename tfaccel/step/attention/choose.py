@@ -12,6 +12,7 @@ from tfaccel.common.run_log import summary
 from tfaccel.keras_internals.attention import Dropout, NoDropout, has_gradient
 from tfaccel.step import triton_calls
 from tfaccel.step.attention import dropout, flash
+from tfaccel.step.attention.key_bias import without_bias
 from tfaccel.step.capability import capability_for_kernels
 
 log = logging.getLogger("tfaccel")
@@ -92,7 +93,7 @@ class Attentions:
         self._say_once(log.info, "step: cuDNN's flash kernels compute its attentions")
         return flash.flash_attention(
             query,
-            key,
+            without_bias(key),
             value,
             plain=direct,
             scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
@@ -123,7 +124,7 @@ class Attentions:
         scale = settings["scale"]
         return dropout.dropout_attention(
             query,
-            key,
+            without_bias(key),
             value,
             rate=drop.rate,
             seed=drop.draw(),
