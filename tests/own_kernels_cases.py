@@ -75,6 +75,13 @@ def check_refusal(kernels, use, caplog):
     assert use() == 0
 
 
+def labelled_rows():
+    """Returns 48 rows of 8 values, and for each the one of three labels that a matrix gives it."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(48, 8)).astype("f4")
+    return x, (x @ draw.normal(size=(8, 3))).argmax(1)
+
+
 def check_training(monkeypatch, kind, make, x, y, *, rtol, num_replicas=1, accumulation_steps=1):
     """A classifier learns the same with kernels as without, in mixed_bfloat16, on any device.
 

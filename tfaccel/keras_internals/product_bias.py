@@ -16,7 +16,8 @@ _TERMS = "_tfaccel_terms"  # of a sum: x and the bias
 _SUMS = "_tfaccel_sums_of_rows"  # of a gradient
 _HALF = (tf.float16, tf.bfloat16)
 _PRODUCTS = {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "Conv2D"}
-_RESHAPES = {"Reshape", "Identity", "Squeeze", "ExpandDims"}
+_SAME_VALUES = ("Reshape", "Identity")
+_RESHAPES = {*_SAME_VALUES, "Squeeze", "ExpandDims"}
 
 
 def added(bias_add: Callable) -> Callable:
@@ -64,6 +65,11 @@ def terms_of(total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor] | None:
     return getattr(total, _TERMS, None)
 
 
+def terms_behind(tensor: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor] | None:
+    """Returns `terms_of` a tensor, or of what it was reshaped from."""
+    return _behind(tensor, _TERMS)
+
+
 def with_sums(gradient: tf.Tensor, sums: tf.Tensor) -> tf.Tensor:
     """Returns the gradient of a sum, with which the gradient of its bias is handed on.
 
@@ -77,12 +83,15 @@ def with_sums(gradient: tf.Tensor, sums: tf.Tensor) -> tf.Tensor:
 
 def _sums_of(gradient: tf.Tensor) -> tf.Tensor | None:
     """Returns the sums that came with a gradient, or with what it was reshaped from."""
-    columns = gradient.shape[-1]
-    while (sums := getattr(gradient, _SUMS, None)) is None:
-        if gradient.op.type not in ("Reshape", "Identity"):
-            return None
-        gradient = gradient.op.inputs[0]
-    return sums if sums.shape == [columns] else None
+    sums = _behind(gradient, _SUMS)
+    return sums if sums is not None and sums.shape == gradient.shape[-1:] else None
+
+
+def _behind(tensor: tf.Tensor, name: str):
+    """Returns an attribute of a tensor, or of what it was reshaped from; None if none has it."""
+    while (found := getattr(tensor, name, None)) is None and tensor.op.type in _SAME_VALUES:
+        tensor = tensor.op.inputs[0]
+    return found
 
 
 def _is_product(x) -> bool:

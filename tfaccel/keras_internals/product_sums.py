@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 from tensorflow.python.eager import record
 
-from tfaccel.keras_internals.product_bias import terms_of
+from tfaccel.keras_internals.product_bias import terms_behind
 
 _DTYPES = {tf.float16, tf.bfloat16, tf.float32}
 _SUM = "_tfaccel_sum"  # of a tensor that `as_matrices` returned
@@ -125,15 +125,10 @@ def computed(x: tf.Tensor) -> tf.Tensor:
 
 def _with_bias(product: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor] | None:
     """Returns a product without its bias, and the bias; None if not each column has one."""
-    columns = product.shape[-1]
-    while (op := product.op).type in _SAME_PRODUCT:
-        if (terms := terms_of(product)) is not None:
-            values, bias = terms
-            return terms if values.shape[-1] == columns and bias.shape == [columns] else None
-        if op.type in ("BiasAdd", "IdentityN"):
-            return None  # of another axis; of a function with a gradient of its own
-        product = op.inputs[0]
-    return None
+    columns = product.shape[-1:]
+    values, bias = terms_behind(product) or (None, None)
+    is_of_columns = bias is not None and values.shape[-1:] == columns == bias.shape
+    return (values, bias) if is_of_columns else None
 
 
 def one_into_the_other(add_n: Callable) -> Callable:

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from gelu_stand_in import call_module
 from keras import layers
-from own_kernels_cases import check_refusal, check_training, uses
+from own_kernels_cases import check_refusal, check_training, labelled_rows, uses
 from stablehlo_parser import parsed
 
 from tfaccel.keras_internals.layer_paths import layer_paths
@@ -244,11 +244,8 @@ def classifier():
 
 @pytest.mark.parametrize(("num_replicas", "accumulation_steps"), [(1, 1), (2, 2)])
 def test_training(stand_in, monkeypatch, num_replicas, accumulation_steps):
-    draw = np.random.default_rng(0)
-    x = draw.normal(size=(48, 8)).astype("f4")
-    y = (x @ draw.normal(size=(8, 3))).argmax(1)
     settings = {"num_replicas": num_replicas, "accumulation_steps": accumulation_steps}
-    check_training(monkeypatch, Gelus, classifier, x, y, rtol=2e-2, **settings)
+    check_training(monkeypatch, Gelus, classifier, *labelled_rows(), rtol=2e-2, **settings)
 
 
 @pytest.mark.parametrize("is_shared", [False, True])

@@ -7,7 +7,7 @@ three biases before each attention: XLA adds each in a kernel, and sums each gra
 
 import tensorflow as tf
 
-from tfaccel.keras_internals.product_bias import terms_of, with_sums
+from tfaccel.keras_internals.product_bias import terms_behind, with_sums
 
 
 def without_bias(key: tf.Tensor) -> tf.Tensor:
@@ -23,10 +23,7 @@ def without_bias(key: tf.Tensor) -> tf.Tensor:
     if not tf.is_symbolic_tensor(key):
         return key
     heads, size = key.shape[2:]
-    total = key
-    while terms_of(total) is None and total.op.type == "Reshape":
-        total = total.op.inputs[0]
-    x, bias = terms_of(total) or (None, None)
+    x, bias = terms_behind(key) or (None, None)
     # Each row of the key has the same bias if a row of x is one of the key, or one head of it.
     if x is None or x.shape[-1] not in (heads * size, size):
         return key

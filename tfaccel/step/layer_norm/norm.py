@@ -1,7 +1,7 @@
 """Layer normalization by Triton kernels, and its gradient, in a function that XLA compiles."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -41,31 +41,6 @@ def normalized(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, *, epsilon: floa
     return run(x, gamma, beta)
 
 
-def _gradients(of: LayerNorm, means: tf.Tensor, scales: tf.Tensor):
-    """Returns the gradients of (x, gamma, beta), as a function of (x, gamma, the output's)."""
-    shape = (of.rows, of.columns)
-    parts = tf.TensorSpec(of.parts, tf.float32)
-
-    @tf.custom_gradient
-    def gradients(x, gamma, gradient):
-        own, sums = call_module(
-            calls.backward(of),
-            [tf.reshape(x, shape), gamma, tf.reshape(gradient, shape), means, scales],
-            [tf.TensorSpec(shape, of.dtype), parts],
-        )
-        found = (tf.reshape(own, x.shape), *tf.unstack(tf.reduce_sum(sums, axis=0)))
-
-        def backward(*of_found):
-            with tf.GradientTape() as tape:
-                tape.watch([x, gamma, gradient])
-                again = gradients_by_xla(x, gamma, gradient, epsilon=of.epsilon)
-            return tape.gradient(again, [x, gamma, gradient], output_gradients=of_found)
-
-        return found, backward
-
-    return gradients
-
-
 def normalized_sum(
     x: tf.Tensor, terms: Sequence[tf.Tensor], gamma: tf.Tensor, beta: tf.Tensor, *, epsilon: float
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -95,7 +70,7 @@ def normalized_sum(
         )
 
         def backward(of_total, gradient):
-            gradients = _gradients_of_sum(of, total, means, scales)
+            gradients = _gradients(of, means, scales, total)
             own, *of_weights, of_bias = gradients(x, gamma, of_total, gradient)
             return with_sums(own, of_bias), *of_weights
 
@@ -104,29 +79,40 @@ def normalized_sum(
     return run(x, gamma, beta)
 
 
-def _gradients_of_sum(of: LayerNorm, total: tf.Tensor, means: tf.Tensor, scales: tf.Tensor):
-    """Returns the gradients of (x, gamma, beta, bias).
+def _gradients(
+    of: LayerNorm, means: tf.Tensor, scales: tf.Tensor, total: tf.Tensor | None = None
+) -> Callable:
+    """Returns the gradients of x, gamma, beta and, of a sum, its bias, as a function.
 
-    They are a function of (x, gamma, the sum's gradient as an output, that of the normalization).
+    It is of (x, gamma, the sum's gradient as an output if it is one, the normalization's gradient).
+
+    Args:
+      of: the layer normalization.
+      means: [rows], as the forward kernel returns them.
+      scales: the same.
+      total: x as the kernel of a sum has computed it; None: it is no sum. It is a constant here: a
+        gradient of the gradient goes to x.
     """
     shape = (of.rows, of.columns)
 
     @tf.custom_gradient
-    def gradients(x, gamma, of_total, gradient):
-        # The total is a constant here: a gradient of this gradient goes to x.
+    def gradients(x, gamma, *of_outputs):
+        values = x if total is None else total
         own, sums = call_module(
             calls.backward(of),
             [
-                *(total, gamma, tf.reshape(of_total, shape), tf.reshape(gradient, shape)),
+                *(tf.reshape(values, shape), gamma),
+                *(tf.reshape(each, shape) for each in of_outputs),
                 *(means, scales),
             ],
             [tf.TensorSpec(shape, of.dtype), tf.TensorSpec(of.parts, tf.float32)],
         )
-        of_gamma, of_beta, of_bias = tf.unstack(tf.reduce_sum(sums, axis=0))
-        found = (tf.reshape(own, x.shape), of_gamma, of_beta, tf.cast(of_bias, of.dtype))
+        of_gamma, of_beta, *of_bias = tf.unstack(tf.reduce_sum(sums, axis=0))
+        of_bias = (tf.cast(each, of.dtype) for each in of_bias)
+        found = (tf.reshape(own, x.shape), of_gamma, of_beta, *of_bias)
 
         def backward(*of_found):
-            given = [x, gamma, of_total, gradient]
+            given = [x, gamma, *of_outputs]
             with tf.GradientTape() as tape:
                 tape.watch(given)
                 again = _gradients_by_xla(of, *given)
@@ -137,9 +123,13 @@ def _gradients_of_sum(of: LayerNorm, total: tf.Tensor, means: tf.Tensor, scales:
     return gradients
 
 
-def _gradients_by_xla(of: LayerNorm, *given: tf.Tensor) -> tuple:
-    """Returns what the kernel of the gradient of a sum does, without it, computed in float32."""
-    x, gamma, of_total, gradient = (tf.cast(each, tf.float32) for each in given)
+def _gradients_by_xla(
+    of: LayerNorm, x: tf.Tensor, gamma: tf.Tensor, *of_outputs: tf.Tensor
+) -> tuple[tf.Tensor, ...]:
+    """Returns what the kernel of the gradients does, without it, computed in float32."""
+    if not of.is_of_sum:
+        return gradients_by_xla(x, gamma, *of_outputs, epsilon=of.epsilon)
+    x, of_total, gradient = (tf.cast(each, tf.float32) for each in (x, *of_outputs))
     found, of_gamma, of_beta = gradients_by_xla(x, gamma, gradient, epsilon=of.epsilon)
     found += of_total
     of_bias = tf.reduce_sum(tf.reshape(found, (of.rows, of.columns)), axis=0)
