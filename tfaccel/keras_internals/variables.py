@@ -23,6 +23,16 @@ def components(variable) -> tuple:
     return variable._value.values if is_distributed(variable) else (variable._value,)
 
 
+def in_order(graph) -> list[tf.Variable]:
+    """Returns the variables of a traced function, in the order in which the trace met them.
+
+    `graph.variables` is a set, whose order differs between two processes. The compile cache finds a
+    program by its text, so no text may depend on that order.
+    """
+    met = {id(outside): number for number, (outside, _) in enumerate(graph.captures)}
+    return sorted(graph.variables, key=lambda each: met[id(each.handle)])
+
+
 def are_shapes_asked() -> bool:
     """Returns whether Keras calls a layer for its shapes alone: no tensor has a value then."""
     return in_stateless_scope()

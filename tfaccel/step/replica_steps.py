@@ -13,7 +13,7 @@ from tfaccel.keras_internals import stateful
 from tfaccel.keras_internals.layer_paths import layer_paths
 from tfaccel.keras_internals.one_replica import as_replica, reading_as
 from tfaccel.keras_internals.replica import InXla, Replica
-from tfaccel.keras_internals.variables import value_of
+from tfaccel.keras_internals.variables import in_order, value_of
 from tfaccel.keras_internals.written import changed_after
 from tfaccel.step import finite, in_xla, labels, loss_scale
 from tfaccel.step import totals as totals_lib
@@ -43,7 +43,7 @@ def _in_a_row(
     index = tf.constant(0)
     traced = step_of.get_concrete_function(index)
     specs, _ = traced.structured_outputs
-    variables = traced.graph.variables if trains else ()
+    variables = in_order(traced.graph) if trains else ()
     small = [each for each in variables if each.trainable and finite.is_small(each)]
     nothing = tf.nest.map_structure(lambda each: tf.zeros(each.shape, each.dtype), specs)
     codes = tf.TensorArray(tf.int64, num_steps, element_shape=())

@@ -1,0 +1,71 @@
+"""Two processes that train alike give XLA the same text, so the compile cache has the second's."""
+
+import concurrent.futures
+
+from conftest import in_new_process
+
+# The kernels are for GPUs, but XLA writes the text before it refuses to compile them for a CPU.
+PROGRAM = """
+import os
+os.environ["XLA_FLAGS"] = "--xla_dump_to=dump --xla_dump_hlo_as_text"
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.chdir({folder!r})
+import keras
+import numpy as np
+import tensorflow as tf
+import tfaccel
+from tensorflow.compiler.tf2xla.python import xla
+from tfaccel.keras_internals.replica import Replica
+from tfaccel.step.attention.choose import Attentions
+from tfaccel.step.gelu.choose import Gelus
+from tfaccel.step.layer_norm.choose import LayerNorms
+
+layers, call_module, plain = keras.layers, xla.call_module, Replica.layer_kernels
+xla.call_module = lambda *a, **k: call_module(*a, **dict(k, disabled_checks=["platform"]))
+kernels = dict(attention=Attentions(), gelu=Gelus(), norm_kernels=LayerNorms(), on_gpu=True)
+Replica.layer_kernels = property(lambda self: plain.fget(self) | kernels)
+
+def build():
+    x = inputs = keras.Input((32,), dtype="int32")
+    x = layers.Embedding(50, 64, mask_zero=True)(x)
+    for _ in range(2):
+        x += layers.MultiHeadAttention(4, 16, dropout=0.1)(x, x)
+        x = layers.LayerNormalization()(x)
+        x += layers.Dense(64)(layers.Dense(128, activation="gelu")(x))
+    x = layers.BatchNormalization()(layers.Conv1D(32, 3)(x))
+    x = layers.Dropout(0.1)(layers.GlobalAveragePooling1D()(x))
+    return keras.Model(inputs, layers.Dense(3, dtype="float32")(x))
+
+ids = np.ones((48, 32), np.int32)
+for precision in ("mixed_bfloat16", "mixed_float16"):
+    run = tfaccel.setup(precision=precision, xla=True, seed=1)
+    with run.scope():
+        model = build()
+    run.compile(
+        model,
+        keras.optimizers.AdamW(1e-3, use_ema=True, global_clipnorm=1.0),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        steps_per_execution=3,
+    )
+    for call in (model.fit, model.evaluate):
+        try:
+            call(ids, ids[:, 0], batch_size=4, verbose=0)
+        except tf.errors.NotFoundError:
+            continue
+        raise AssertionError("a CPU has no such kernels")
+"""
+
+
+def texts(folder):
+    """Returns the programs that XLA was given in a new process."""
+    folder.mkdir()
+    in_new_process(PROGRAM.format(folder=str(folder)))
+    return sorted(each.read_text() for each in folder.glob("dump/*before_optimizations.txt"))
+
+
+def test_two_processes_have_the_same_programs(tmp_path):
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        first, second = pool.map(texts, (tmp_path / "first", tmp_path / "second"))
+    assert len([each for each in first if len(each) > 100_000]) == 4  # two for each precision
+    assert first == second
