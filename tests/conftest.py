@@ -61,9 +61,6 @@ def pytest_configure(config):
         return distribute(strategy, dataset, options)
 
     tf.distribute.Strategy.experimental_distribute_dataset = untuned_too
-    # Each device's iterator has a tuner of its own.
-    create = multi_device_iterator_ops._create_device_dataset
-    multi_device_iterator_ops._create_device_dataset = lambda *args: untuned(create(*args))
     OF_WORKER._create_owned_multi_device_iterator = read_on_host
 
 

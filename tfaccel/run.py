@@ -51,9 +51,12 @@ from tfaccel.data.proof.proof import Verdict
 from tfaccel.data.source import ArraySource, ImageSource
 from tfaccel.export.at_start import check_at_start, warn_at_start
 from tfaccel.export.export import export_model
-from tfaccel.keras_internals import mirrored  # noqa: F401  so that Keras reads files with its layers
+from tfaccel.keras_internals import (
+    device_iterators,  # noqa: F401  it changes TensorFlow
+    mirrored,  # noqa: F401  so that Keras reads files with its layers
+)
 from tfaccel.keras_internals.attention import obey_flash_attention
-from tfaccel.process import progress
+from tfaccel.process import progress, waits
 from tfaccel.runtime import devices as runtime_lib
 from tfaccel.runtime.cluster import Cluster, check_one_process, find
 from tfaccel.runtime.cluster.addresses import check_private
@@ -473,7 +476,8 @@ class Run:
                     f"step=tfaccel.StepConfig({field}=...)"
                 )
         own = {"xla": self.runtime.xla, "flash_attention": self.runtime.flash_attention}
-        compile_model(model, self.strategy, step, *args, **own, **compile_args)
+        with waits.on("preparing the step"):
+            compile_model(model, self.strategy, step, *args, **own, **compile_args)
         methods.extend(
             model,
             step,

@@ -43,6 +43,7 @@ from keras.src.utils.python_utils import pythonify_logs
 from keras.src.utils.rng_utils import get_random_seed
 from tensorflow.compiler.tf2xla.python import xla
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceStrategy
 from tensorflow.python.distribute.values import DistributedVariable
@@ -64,7 +65,7 @@ from tensorflow.python.ops import (
 from tensorflow.python.ops.handle_data_util import get_resource_handle_data
 from tensorflow.python.ops.parallel_for import control_flow_ops as pfor_ops
 
-from tfaccel.keras_internals import epoch_order
+from tfaccel.keras_internals import device_iterators, epoch_order  # noqa: F401
 from tfaccel.keras_internals.seeds import draws_kept
 
 CANARIES = {}  # (name, what it does) -> a function that returns whether it does
@@ -1607,6 +1608,21 @@ def _():
         tf.recompute_grad(seen)(x)
         seen(x)
     return found == [False, False, True, False, False, True]
+
+
+@canary("multi_device_iterator_ops._create_device_dataset", "makes what a strategy iterates over")
+def _(monkeypatch):
+    made, real = [], multi_device_iterator_ops._create_device_dataset
+
+    def create(*args):
+        made.append(real(*args))
+        return made[-1]
+
+    monkeypatch.setattr(multi_device_iterator_ops, "_create_device_dataset", create)
+    data, devices = tf.data.Dataset.range(4), ["/cpu:0", "/cpu:1"]
+    iterator = multi_device_iterator_ops.OwnedMultiDeviceIterator(data, devices=devices)
+    read = [each.numpy() for each in iterator.get_next()]
+    return read == [0, 1] and [each.options().autotune.enabled for each in made] == [False] * 2
 
 
 @pytest.mark.parametrize(("name", "does"), CANARIES, ids=[f"{n} {d}" for n, d in CANARIES])

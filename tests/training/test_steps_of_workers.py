@@ -32,14 +32,11 @@ if num_local > 1:
         tuple(f"{{args[-1]}}/device:CPU:{{index}}" for index in range(num_local)), "CPU")
 import tfaccel
 from programs import harness
-from tensorflow.python.data.ops import multi_device_iterator_ops
 from tfaccel.data.placement import untuned
 # As in conftest.py: iterators with TensorFlow's tuner may take a minute to end.
 distribute = tf.distribute.Strategy.experimental_distribute_dataset
 tf.distribute.Strategy.experimental_distribute_dataset = lambda strategy, data, options=None: (
     distribute(strategy, untuned(data) if isinstance(data, tf.data.Dataset) else data, options))
-create = multi_device_iterator_ops._create_device_dataset
-multi_device_iterator_ops._create_device_dataset = lambda *args: untuned(create(*args))
 run = tfaccel.setup(gpu_ids=(), xla={xla})
 assert run.strategy.num_replicas_in_sync == num_workers * num_local
 config = tfaccel.StepConfig(accumulation_steps={parts})

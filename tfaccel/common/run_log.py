@@ -21,6 +21,7 @@ import pathlib
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 
 from tfaccel.common.own_files import open_own
@@ -41,6 +42,33 @@ def summary(message: str, *arguments: object) -> None:
     log.log(SUMMARY, message, *arguments, stacklevel=2)
 
 
+def spoke_at() -> float:
+    """Returns `time.monotonic()` of the newest line on standard error; 0 before the first one."""
+    return _OnStderr.spoke_at
+
+
+def let_pass(text: str) -> bool:
+    """Shows a text on the terminal, or in the notebook, until the next line replaces it.
+
+    Returns:
+      Whether standard error is a terminal or a notebook. If not, or if the program has log handlers
+      of its own, the text is not shown.
+    """
+    handler = _on_stderr()
+    return handler is not None and handler.let_pass(text)
+
+
+def pass_on() -> None:
+    """Removes the text that `let_pass` shows, if there is one."""
+    handler = _on_stderr()
+    if handler is not None:
+        handler.pass_on()
+
+
+def _on_stderr() -> "_OnStderr | None":
+    return next((each for each in log.handlers if isinstance(each, _OnStderr)), None)
+
+
 def shows_all() -> bool:
     """Returns whether TFACCEL_VERBOSE asks to show all records."""
     return os.environ.get(VARIABLE, "").lower() not in ("", "0", "false", "no", "off")
@@ -58,7 +86,7 @@ def show(*, speaks: bool = True) -> None:
     others = [each for each in log.handlers if not isinstance(each, Kept | _OnStderr)]
     if others or logging.getLogger().handlers:
         return
-    handler = next((each for each in log.handlers if isinstance(each, _OnStderr)), None)
+    handler = _on_stderr()
     if handler is None:
         handler = _OnStderr()
         log.addHandler(handler)
@@ -71,12 +99,63 @@ def show(*, speaks: bool = True) -> None:
 class _OnStderr(logging.StreamHandler):
     """Writes to the current standard error."""
 
+    spoke_at = 0.0
+
     def __init__(self):
         super().__init__(sys.stderr)
         self.setFormatter(Redacted("tfaccel: %(message)s"))
+        self._passing = ""  # the text that the next line replaces
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._clear()
+        super().emit(record)
+        _OnStderr.spoke_at = time.monotonic()
+
+    def let_pass(self, text: str) -> bool:
+        """See the function."""
+        if not _redraws(self.stream):
+            return False
+        if self.level <= SUMMARY:
+            with self.lock:
+                text = f"tfaccel: {text}"[: max(20, shutil.get_terminal_size().columns) - 1]
+                if text != self._passing:
+                    self._clear()
+                    self._write(text)
+                    self._passing = text
+        return True
+
+    def pass_on(self) -> None:
+        """See the function."""
+        with self.lock:
+            self._clear()
+
+    def _clear(self) -> None:
+        if self._passing:
+            blanks = " " * len(self._passing)
+            self._write(f"\r{blanks}\r" if _is_notebook(self.stream) else "\r\x1b[K")
+            self._passing = ""
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # closed
+            self.stream.write(text)
+            self.stream.flush()
 
     def format(self, record: logging.LogRecord) -> str:
         return wrapped(super().format(record), self.stream)
+
+
+def _redraws(stream) -> bool:
+    """Returns whether a line can be replaced: on a terminal, and in the output of a notebook."""
+    if _is_notebook(stream):
+        return True
+    with contextlib.suppress(ValueError):  # closed
+        return stream.isatty()
+    return False
+
+
+def _is_notebook(stream) -> bool:
+    """Returns whether a stream is the output of a notebook, which knows no codes but `\\r`."""
+    return type(stream).__module__.partition(".")[0] == "ipykernel"
 
 
 def wrapped(text: str, stream) -> str:

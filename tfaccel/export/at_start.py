@@ -42,6 +42,7 @@ from tfaccel.export.samples import Samples, spread, take_samples
 from tfaccel.export.unfinished import check_can_be_made
 from tfaccel.keras_internals.copies import check_config
 from tfaccel.keras_internals.seeds import draws_kept
+from tfaccel.process import waits
 from tfaccel.runtime.devices import Runtime
 
 log = logging.getLogger("tfaccel")
@@ -53,6 +54,7 @@ COPIES = 2.5  # an export has the weights twice, and the rest is small compared 
 _checked = weakref.WeakSet()  # models that need no further check or warning
 
 
+@waits.on("checking that the model can be exported")
 def check_at_start(
     model: keras.Model,
     path: str | os.PathLike,

@@ -26,12 +26,13 @@ from tfaccel.export.parity import Parity
 from tfaccel.export.parting import where_pixels_differ
 from tfaccel.export.samples import take_samples
 from tfaccel.export.unfinished import keep_rejected, whole_or_not_at_all
-from tfaccel.process import progress
+from tfaccel.process import progress, waits
 from tfaccel.runtime.devices import Runtime
 from tfaccel.training.callbacks.ema import averages_of
 
 
 @progress.within("export")
+@waits.on("preparing the export")
 def export_model(
     model: keras.Model,
     path: str | os.PathLike,
@@ -52,7 +53,9 @@ def export_model(
         samples = take_samples(loader.data, runtime, most)
     averaged = averages_of(model) if config.weights == "average" else contextlib.nullcontext()
     with averaged, whole_or_not_at_all(path) as folder:
+        waits.now("writing the export")
         served = asked.write(folder)
+        waits.now("comparing the export's answers, in a process of its own")
         proof = asked.question(samples).ask(folder)
         for check in proof.checks:
             summary("export: %s: %s", check.name, check.words)

@@ -27,6 +27,7 @@ from tfaccel.export import parity
 from tfaccel.export.asked import Asked
 from tfaccel.export.samples import Samples
 from tfaccel.keras_internals.seeds import draws_kept
+from tfaccel.process import waits
 from tfaccel.process.child import Stopped
 from tfaccel.process.out_of_memory import is_out_of_memory
 
@@ -105,7 +106,8 @@ class Rehearsal:
         Raises:
           RunError: as for `check`.
         """
-        self._thread.join()
+        with waits.on("waiting for the export of the untrained model to answer"):
+            self._thread.join()
         self.check()
 
     def check(self) -> None:

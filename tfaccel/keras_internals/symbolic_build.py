@@ -25,6 +25,7 @@ from tfaccel.keras_internals.replica import local_batches, local_replicas
 from tfaccel.keras_internals.stateful import any_rows
 from tfaccel.keras_internals.unwound import unwound
 from tfaccel.keras_internals.variables import adopt, is_distributed
+from tfaccel.process import waits
 
 log = logging.getLogger("tfaccel")
 
@@ -44,6 +45,7 @@ def build_from_specs(model, *, change: Callable) -> None:
     """
     by_batch = types.MethodType(type(model)._maybe_symbolic_build, model)
 
+    @waits.on("building the model from the shapes of a batch")
     def build(iterator=None, data_batch=None):
         adopt_made_outside(model)  # such as those of LoRA that was enabled after `compile`
         if not has_steps_of_keras(model):

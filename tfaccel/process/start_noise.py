@@ -17,6 +17,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+from tfaccel.process import waits
+
 LEVEL = "TF_CPP_MIN_LOG_LEVEL"  # 0 shows all, 1 no information, 2 no warnings, 3 no errors
 OUR_LEVEL = "2"  # if the user has not set a level
 STDERR = 2
@@ -78,7 +80,7 @@ def start_tensorflow() -> None:
         return
     gc.disable()
     try:
-        with left_out():
+        with waits.on("starting TensorFlow"), left_out():
             import keras  # noqa: F401  and TensorFlow with it
         gc.freeze()
     finally:

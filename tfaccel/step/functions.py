@@ -45,14 +45,18 @@ before the sum: weights become -inf if only replica 1 overflows, and 30 and -10 
 instead of 1.
 """
 
+import contextlib
 import functools
 import logging
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.common.tables import counted
 from tfaccel.config import StepConfig
 from tfaccel.data.deferred import Deferred
 from tfaccel.data.gathered import Launches
@@ -63,6 +67,7 @@ from tfaccel.keras_internals.recording import JoinsRowsError
 from tfaccel.keras_internals.replica import InXla, Replica, local_replicas
 from tfaccel.keras_internals.stateful import local_batches_alike
 from tfaccel.keras_internals.traced import UNORDERED
+from tfaccel.process import waits
 from tfaccel.step import (
     compared_rows,
     eager,
@@ -456,8 +461,23 @@ class _Step:
 
     def __call__(self, batch, *, padded: bool) -> dict:
         batches = local_batches_alike(self._model, self._strategy, batch, len(self._replicas))
-        with self._telling_rows(batches):
+        with self._telling_rows(batches), self._wait(f"a {self._name}", batches):
             return self._on(batches, padded=padded)
+
+    @property
+    def _name(self) -> str:
+        return "training step" if self.trains else "test step"
+
+    def _wait(self, what: str, batches) -> contextlib.AbstractContextManager:
+        """Tells what the step does while it runs for long, as when it is first compiled."""
+
+        def of():
+            shapes = tf.nest.map_structure(lambda each: getattr(each, "shape", None), batches)
+            num_weights = sum(math.prod(each.shape) for each in self._model.weights)
+            device, policy = self._replicas[0].device, keras.config.dtype_policy().name
+            return f"{self._model.name}, {num_weights} weights, {shapes}, {policy}, {device}"
+
+        return waits.on(f"running {what}", of=of)
 
     def _on(self, batches: list, *, padded: bool) -> dict:
         rows = functools.partial(rows_of_all, self._strategy, batches)
@@ -508,7 +528,8 @@ class _Step:
 
         inputs = [dict(each.inputs) for each in deferred]
         joining = functools.partial(self._joining, run)
-        with self._telling_rows([]):
+        what = f"{counted(len(deferred[0]), self._name)} in one execution"
+        with self._telling_rows([]), self._wait(what, inputs):
             return self.choice.run(joining, inputs, forget=self._made.clear) | self._constants
 
     def _one_by_one(self, deferred: list[Deferred], *, padded: bool) -> dict:
@@ -600,6 +621,7 @@ class _Step:
 
     def _compile(self, made: Callable) -> Callable:
         xla = self.choice.on
+        made = waits.traced(made, self._name, xla=xla)
         is_compiled = xla and not self.several
         if is_compiled:
             made = in_xla.checked(made, on_gpu=self._replicas[0].is_gpu)

@@ -13,6 +13,7 @@ from tfaccel.keras_internals.model_view import runs_eagerly
 from tfaccel.keras_internals.one_replica import as_replica
 from tfaccel.keras_internals.replica import Replica
 from tfaccel.keras_internals.stateful import local_batches_alike
+from tfaccel.process import waits
 from tfaccel.step import eager, in_xla
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.recoverable import Recoverable
@@ -82,7 +83,9 @@ class Predict:
         if eagerly:
             return run
         compile_ = functools.partial(tf.function, autograph=False)
-        run = functools.partial(run)  # of each model its own, or TensorFlow warns of retracing
+        run = waits.traced(
+            run, "prediction", xla=xla
+        )  # of each model its own, or TensorFlow warns of retracing
         return Recoverable(compile_, run, model) if xla else compile_(run)
 
     def __call__(self, batches: list):
@@ -98,7 +101,8 @@ class Predict:
                     outputs += self._make(xla=False, eagerly=True)(eager.as_tensors(parts))
                 continue
             run = functools.partial(self._run, parts)
-            outputs += self._choice.run(run, parts, forget=self._made.clear)
+            with waits.on("running a prediction", of=self._model.name):
+                outputs += self._choice.run(run, parts, forget=self._made.clear)
         return tf.nest.map_structure(lambda *each: tf.concat(each, axis=0), *outputs)
 
 

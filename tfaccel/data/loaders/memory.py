@@ -31,6 +31,7 @@ from tfaccel.data.loaders.host import HostStream
 from tfaccel.data.loaders.windows import windows
 from tfaccel.data.placement import Placement
 from tfaccel.data.source import ArraySource, ImageSource
+from tfaccel.process import waits
 from tfaccel.runtime.devices import Device
 
 log = logging.getLogger("tfaccel")
@@ -142,7 +143,8 @@ def decode_all(
     began = time.monotonic()
     shape_of = shapes(source, stored_size=stored_size, channels=channels, targets=targets)
     arrays = {name: np.empty(shape, np.uint8) for name, shape in shape_of.items()}
-    decode_into(arrays, source, targets=targets, num_threads=num_threads)
+    with waits.on("decoding the images into memory", of=f"{len(source)} of {stored_size}"):
+        decode_into(arrays, source, targets=targets, num_threads=num_threads)
     log.info(
         "data: decoded %d images into %.0f MiB of memory in %.1f s",
         len(source),
@@ -179,7 +181,8 @@ def _resident(source: ArraySource, device: Device) -> dict[str, tf.Tensor]:
     arrays = {name: each for name, each in _arrays(source).items() if each.ndim == 4}
     for name, array in arrays.items():
         if (name, device) not in source.copies:
-            with tf.device(device.name):
+            copying = waits.on("copying the images to the device")
+            with copying, tf.device(device.name):
                 source.copies[name, device] = tf.constant(array)
     return {name: source.copies[name, device] for name in arrays}
 

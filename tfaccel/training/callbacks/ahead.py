@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.keras_internals.callbacks import before_epoch_logs, python_logs, sees_batches
+from tfaccel.process import waits
 from tfaccel.process.to_host import make_to_host
 from tfaccel.training.callbacks.finite import Finite
 from tfaccel.training.callbacks.loss_scale import LossScale
@@ -124,7 +125,8 @@ class Ahead(keras.callbacks.Callback):
         return self._shown
 
     def _check(self, reading: concurrent.futures.Future, position: int | None) -> dict:
-        logs, codes = reading.result()
+        with waits.on("running the steps of an execution"):
+            logs, codes = reading.result()
         logs = python_logs(logs)  # the form in which Keras's callbacks get them
         self._loss_scale.on_train_batch_end(0, logs)
         # NumPy, because an operation of TensorFlow would wait on the device for the next execution.

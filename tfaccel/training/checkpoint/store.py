@@ -27,6 +27,7 @@ import numpy as np
 from tfaccel.common.disk_errors import free_bytes, mib, not_written
 from tfaccel.common.errors import UserError
 from tfaccel.common.regular_file import read_regular
+from tfaccel.process import waits
 from tfaccel.training.checkpoint import folder as folders
 from tfaccel.training.checkpoint.manifest import (
     ARRAYS,
@@ -172,7 +173,8 @@ class Store:
         damaged = []
         for folder in candidates:
             try:
-                return _read(folder)
+                with waits.on("reading the checkpoint"):
+                    return _read(folder)
             except CheckpointError as error:
                 log.warning("checkpoint %s is skipped: %s", folder, error)
                 self._damaged.add(folders.parse(folder))

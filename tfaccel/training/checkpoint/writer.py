@@ -14,6 +14,7 @@ import time
 
 # It imports TensorFlow, which a thread cannot import while the program ends.
 import tfaccel.training.checkpoint.arrays  # noqa: F401
+from tfaccel.process import waits
 from tfaccel.training.checkpoint.store import CheckpointError, Snapshot, Store
 
 log = logging.getLogger("tfaccel")
@@ -69,7 +70,8 @@ class Writer:
 
     def _join(self) -> None:
         if self._thread is not None:
-            self._thread.join()
+            with waits.on("writing the checkpoint"):
+                self._thread.join()
             self._thread = None
 
     def _write(self, snapshot: Snapshot, waited_s: float, options: dict) -> None:
