@@ -131,6 +131,30 @@ def new_process(program, *, timeout_s=None, **environment):
     )
 
 
+def on_terminal(program, **environment):
+    """Runs Python with standard error on a terminal.
+
+    Returns what the terminal shows: (seconds since the text before, text).
+    """
+    reads, writes = os.openpty()
+    shown = []
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stderr=writes, env=os.environ | environment
+    ):
+        os.close(writes)
+        before = time.monotonic()
+        while True:
+            try:
+                text = os.read(reads, 4096).decode()
+            except OSError:  # the end of a terminal
+                break
+            now = time.monotonic()
+            shown.append((now - before, text))
+            before = now
+    os.close(reads)
+    return shown
+
+
 def in_workers(program, num_workers, *, timeout_s=300, stderr=""):
     """Runs Python in several processes that form one job, and returns what each one's last line is.
 

@@ -1,14 +1,9 @@
 """A program is never silent for more than five seconds: each thing that may take long is a wait."""
 
-import os
-import pty
-import subprocess
-import sys
-import time
-
 import keras
 import numpy as np
 import pytest
+from conftest import on_terminal
 
 import tfaccel
 from tfaccel.process import waits
@@ -47,8 +42,7 @@ def small(run):
 
 def test_what_may_take_long_is_a_wait(tmp_path, monkeypatch):
     ended = []
-    monkeypatch.setattr(waits, "WORTH_S", 0.0)
-    monkeypatch.setattr(waits, "_keep", lambda key, seconds: ended.append(key.partition(" | ")[0]))
+    monkeypatch.setattr(waits.Wait, "_end", lambda wait: ended.append(wait.what))
     run = tfaccel.setup(gpu_ids=())
     model = small(run)
     x, y = np.ones((64, 4), "f4"), np.ones((64, 2), "f4")
@@ -75,22 +69,9 @@ def test_what_may_take_long_is_a_wait(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_terminal_is_never_silent_for_more_than_five_seconds(tmp_path):
-    reads, writes = pty.openpty()
     program = SLOW.format(folder=str(tmp_path / "export"))
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "XDG_CACHE_HOME": str(tmp_path)}
-    silences, shown = [], ""
-    with subprocess.Popen([sys.executable, "-c", program], stderr=writes, env=environment):
-        os.close(writes)
-        before = time.monotonic()
-        while True:
-            try:
-                shown += os.read(reads, 4096).decode()
-            except OSError:  # the end of a terminal
-                break
-            now = time.monotonic()
-            silences.append(now - before)
-            before = now
-    os.close(reads)
+    shown = on_terminal(program, TF_CPP_MIN_LOG_LEVEL="3", XDG_CACHE_HOME=str(tmp_path))
+    text = "".join(each for _, each in shown)
     for each in ("training step", "test step", "prediction", "export"):
-        assert each in shown
-    assert max(silences) <= 5
+        assert each in text
+    assert max(seconds for seconds, _ in shown) <= 5

@@ -3,12 +3,11 @@
 import json
 import os
 import pathlib
-import pty
 import re
 import subprocess
 import sys
-import time
 
+import conftest
 import pytest
 
 from tfaccel.process import waits
@@ -29,24 +28,9 @@ run_log.summary("it ends")
 
 
 def on_terminal(program, tmp_path, *, speaks=True):
-    """Returns what a terminal shows: (seconds since the line before, text)."""
-    reads, writes = pty.openpty()
-    command = [sys.executable, "-c", PROGRAM.format(program=program, speaks=speaks)]
-    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "COLUMNS": "60"}
-    shown, text = [], ""
-    with subprocess.Popen(command, stderr=writes, env=environment):
-        os.close(writes)
-        before = time.monotonic()
-        while True:
-            try:
-                text = os.read(reads, 4096).decode()
-            except OSError:  # the end of a terminal
-                break
-            now = time.monotonic()
-            shown.append((now - before, text))
-            before = now
-    os.close(reads)
-    return shown
+    """Returns what a terminal shows: (seconds since the text before, text)."""
+    text = PROGRAM.format(program=program, speaks=speaks)
+    return conftest.on_terminal(text, XDG_CACHE_HOME=str(tmp_path), COLUMNS="60")
 
 
 def in_file(program, tmp_path, *, speaks=True):
@@ -112,6 +96,12 @@ def test_a_worker_that_does_not_speak_tells_nothing(see, tmp_path):
 def test_nothing_is_told_of_short_waits(see, tmp_path):
     program = 'time.sleep(0.6)\nfor _ in range(9):\n    with waits.on("a step"): time.sleep(0.02)'
     assert "a step" not in str(see(program, tmp_path))
+    assert kept(tmp_path) == {}
+
+
+def test_a_usual_wait_is_named_but_not_kept(tmp_path):
+    lines = in_file('with waits.on("a step", is_usual=True): time.sleep(0.8)', tmp_path)
+    assert any(each.startswith("tfaccel: a step: ") for each in lines)
     assert kept(tmp_path) == {}
 
 

@@ -5,12 +5,13 @@
         waits.now("compiling the step")
         ...                      # tfaccel: compiling the step: 12 s (last time 92 s)
 
-After four seconds of silence a line tells the newest wait, its seconds, and the seconds that it
-took last time on this machine. On a terminal and in a notebook the line changes each second, and
-the next line replaces it. In a file there is a new line after 4, 12, 28 and 60 seconds, and then
-each minute.
+After four seconds of silence a line names the newest wait. It has the seconds so far, and those of
+the last such wait on this machine. On a terminal and in a notebook the line changes each second,
+and the next line replaces it. A file has a new line after 4, 12, 28 and 60 seconds, and then each
+minute.
 
-One thread serves all waits. It looks twice a second, so that a wait costs its beginner 2 us.
+One thread serves all waits, and looks twice a second. A wait costs its beginner 5 us (2 CPU cores,
+2026-11-29).
 """
 
 import contextlib
@@ -27,8 +28,8 @@ from tfaccel.process.cache_folder import cache_folder
 
 log = logging.getLogger("tfaccel")
 
-SILENCE_S = 4.0  # before a wait is told
-YOUNG_S = 1.0  # waits that are younger are not told
+SILENCE_S = 4.0  # before a wait is named
+YOUNG_S = 1.0  # waits that are younger are not named
 LOOK_S = 0.5
 LONGEST_S = 32.0  # between two lines in a file, the first time; then a minute
 MINUTE_S = 60.0
@@ -45,29 +46,32 @@ class Wait:
       what: what is being done, in words.
       of: what its time depends on, or a function that returns it; the time of the last such wait
         is kept under both.
+      is_usual: whether it happens again and again, such as a step. Its time is not kept or logged.
       thread: the thread that waits.
       begun: `time.monotonic()` of its beginning.
-      young_until: `time.monotonic()` before which it is not told.
+      young_until: `time.monotonic()` before which it is not named.
       last_s: the seconds that it took last time on this machine; None if that is not known.
     """
 
     what: str
     of: str | Callable[[], str] = ""
+    is_usual: bool = False
     thread: int = dataclasses.field(default_factory=threading.get_ident)
     begun: float = dataclasses.field(default_factory=time.monotonic)
     young_until: float = dataclasses.field(default_factory=lambda: time.monotonic() + YOUNG_S)
     last_s: float | None = None
-    _is_told: bool = False
+    _is_looked_up: bool = False
 
     def now(self, what: str) -> None:
         """Ends this wait and begins another in its place."""
         self._end()
-        self.what, self.begun, self.last_s, self._is_told = what, time.monotonic(), None, False
+        self.what, self.begun, self.is_usual = what, time.monotonic(), False
+        self.last_s, self._is_looked_up = None, False
 
     def text(self) -> str:
-        """Returns the line that tells the wait."""
-        if not self._is_told:
-            self._is_told, self.last_s = True, _kept().get(self._key)
+        """Returns the line that names the wait."""
+        if not self._is_looked_up:
+            self._is_looked_up, self.last_s = True, _kept().get(self._key)
         last = "" if self.last_s is None else f" (last time {self.last_s:,.0f} s)"
         return f"{self.what}: {self._seconds:,.0f} s{last}"
 
@@ -81,7 +85,7 @@ class Wait:
         return time.monotonic() - self.begun
 
     def _end(self) -> None:
-        if (seconds := self._seconds) >= WORTH_S:
+        if (seconds := self._seconds) >= WORTH_S and not self.is_usual:
             log.info("%s: %.1f s", self.what, seconds)
             _keep(self._key, seconds)
 
@@ -91,15 +95,17 @@ _thread: threading.Thread | None = None
 
 
 @contextlib.contextmanager
-def on(what: str, *, of: str | Callable[[], str] = "") -> Iterator[None]:
-    """Tells what the program does within the context, if it takes long.
+def on(what: str, *, of: str | Callable[[], str] = "", is_usual: bool = False) -> Iterator[None]:
+    """Says what the program does within the context, if it takes long.
 
     Args:
       what: a few words that go before a colon, such as "XLA compiles the training step".
       of: what the time depends on, such as the model and the batch; or a function that returns
         it, which is called only if the wait is long.
+      is_usual: whether it happens again and again, such as a step. A slow step would otherwise
+        write a file and a line of the log each time.
     """
-    wait = Wait(what, of)
+    wait = Wait(what, of, is_usual)
     _waits.append(wait)
     _begin_thread()
     try:

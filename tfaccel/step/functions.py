@@ -477,7 +477,7 @@ class _Step:
             device, policy = self._replicas[0].device, keras.config.dtype_policy().name
             return f"{self._model.name}, {num_weights} weights, {shapes}, {policy}, {device}"
 
-        return waits.on(f"running {what}", of=of)
+        return waits.on(f"running {what}", of=of, is_usual=True)
 
     def _on(self, batches: list, *, padded: bool) -> dict:
         rows = functools.partial(rows_of_all, self._strategy, batches)

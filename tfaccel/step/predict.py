@@ -83,9 +83,8 @@ class Predict:
         if eagerly:
             return run
         compile_ = functools.partial(tf.function, autograph=False)
-        run = waits.traced(
-            run, "prediction", xla=xla
-        )  # of each model its own, or TensorFlow warns of retracing
+        # Each model has a function of its own, or TensorFlow warns of retracing.
+        run = waits.traced(run, "prediction", xla=xla)
         return Recoverable(compile_, run, model) if xla else compile_(run)
 
     def __call__(self, batches: list):
@@ -101,7 +100,7 @@ class Predict:
                     outputs += self._make(xla=False, eagerly=True)(eager.as_tensors(parts))
                 continue
             run = functools.partial(self._run, parts)
-            with waits.on("running a prediction", of=self._model.name):
+            with waits.on("running a prediction", of=self._model.name, is_usual=True):
                 outputs += self._choice.run(run, parts, forget=self._made.clear)
         return tf.nest.map_structure(lambda *each: tf.concat(each, axis=0), *outputs)
 

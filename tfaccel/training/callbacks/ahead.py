@@ -125,7 +125,7 @@ class Ahead(keras.callbacks.Callback):
         return self._shown
 
     def _check(self, reading: concurrent.futures.Future, position: int | None) -> dict:
-        with waits.on("running the steps of an execution"):
+        with waits.on("running the steps of an execution", is_usual=True):
             logs, codes = reading.result()
         logs = python_logs(logs)  # the form in which Keras's callbacks get them
         self._loss_scale.on_train_batch_end(0, logs)
