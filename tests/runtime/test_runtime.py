@@ -158,12 +158,12 @@ NO_TIMING = "--xla_gpu_experimental_enable_fusion_autotuner=false"
         (f"--a=b {NO_TIMING[:-5]}true", f"--a=b {NO_TIMING[:-5]}true"),
     ],
 )
-def test_replicas_compile_alike(monkeypatch, given, wanted):
+def test_replicas_fuse_by_rule(monkeypatch, given, wanted):
     monkeypatch.setenv("XLA_FLAGS", given or "")
     if given is None:
         monkeypatch.delenv("XLA_FLAGS")
     for _ in range(2):  # setup may be called twice
-        runtime._compile_alike()
+        runtime._fuse_by_rule()
         assert os.environ["XLA_FLAGS"] == wanted
 
 
@@ -207,21 +207,21 @@ def on_planted_gpus(setup, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("num_gpus", "num_workers", "waits", "alike"),
-    [(1, 1, False, False), (2, 1, True, True), (1, 2, False, True), (2, 2, False, True)],
+    ("num_gpus", "num_workers", "waits"),
+    [(1, 1, False), (2, 1, True), (1, 2, False), (2, 2, False)],
 )
 def test_only_replicas_that_are_all_in_one_process_wait_in_xla(
-    on_planted_gpus, num_gpus, num_workers, waits, alike
+    on_planted_gpus, num_gpus, num_workers, waits
 ):
     """As in local_replicas: elsewhere no sum over replicas is in XLA's programs."""
     flags = on_planted_gpus(num_gpus, num_workers, xla=True)
     assert ("xla_gpu_executable_terminate_timeout" in flags) is waits
-    assert (NO_TIMING in flags) is alike
+    assert NO_TIMING in flags
 
 
-@pytest.mark.parametrize("xla", [True, False])
-def test_one_gpu_needs_no_flag(on_planted_gpus, xla):
-    assert on_planted_gpus(1, xla=xla) == ""
+@pytest.mark.parametrize(("xla", "flags"), [(True, NO_TIMING), (False, "")])
+def test_one_gpu_needs_one_flag(on_planted_gpus, xla, flags):
+    assert on_planted_gpus(1, xla=xla) == flags
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_a_flag_with_which_xla_computes_wrong_is_warned_of(
 ):
     monkeypatch.setenv("XLA_FLAGS", flags)
     with caplog.at_level(logging.INFO, logger="tfaccel"):
-        assert on_planted_gpus(1) == flags
+        assert on_planted_gpus(1) == f"{flags} {NO_TIMING}"
     assert ("computes c * (x W + b) as c * x W + b" in caplog.text) is warned
     caplog.clear()
     on_planted_gpus(1, xla=False)
@@ -252,14 +252,16 @@ def test_kept_programs_depend_on_the_flags(on_planted_gpus, monkeypatch):
     for each in flags:
         monkeypatch.setenv("XLA_FLAGS", each)
         on_planted_gpus(1)
-    assert [each.pop("xla_flags") for each in kept] == flags
+    assert [each.pop("xla_flags") for each in kept] == [
+        f"{each} {NO_TIMING}".strip() for each in flags
+    ]
     assert kept[0] == kept[1]
 
 
 def test_a_choice_by_the_user_is_said_to_be_one(monkeypatch, caplog):
     monkeypatch.setenv("XLA_FLAGS", f"{NO_TIMING[:-5]}true")
     with caplog.at_level(logging.INFO, logger="tfaccel"):
-        runtime._compile_alike()
+        runtime._fuse_by_rule()
     assert "XLA_FLAGS sets xla_gpu_experimental_enable_fusion_autotuner" in caplog.text
 
 
