@@ -104,7 +104,8 @@ def setup(
         where it makes most steps slower.
       flash_attention: whether cuDNN's flash kernels compute attentions in steps that XLA compiles
         for GPUs: see tfaccel/step/attention/README.md.
-      compile_cache: whether to keep what XLA compiles for a GPU for the next process.
+      compile_cache: whether to keep what XLA compiles for a GPU, and which kernels it chose by
+        timing, for later processes.
       seed: the seed of weights, dropout, data order and augmentation.
       deterministic: whether two equal runs give the same bits; it may select slower kernels.
       peer_timeout_s: with several workers, the seconds that a worker may be silent before the

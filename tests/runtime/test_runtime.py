@@ -202,7 +202,8 @@ def on_planted_gpus(setup, monkeypatch):
     monkeypatch.setenv(runtime.PERSISTENT_NORM, "0")  # which is put back afterwards
     for name in ("_start_devices", "load_cuda_libraries"):
         monkeypatch.setattr(runtime, name, lambda *_, **__: None)
-    monkeypatch.setattr(runtime.compile_cache, "use", lambda decides: None)
+    for kept in (runtime.compile_cache, runtime.autotuning):
+        monkeypatch.setattr(kept, "use", lambda decides: None)
     return configure
 
 
@@ -256,6 +257,21 @@ def test_kept_programs_depend_on_the_flags(on_planted_gpus, monkeypatch):
         f"{each} {NO_TIMING}".strip() for each in flags
     ]
     assert kept[0] == kept[1]
+
+
+def test_choices_of_kernels_depend_on_the_users_flags_only(on_planted_gpus, monkeypatch):
+    kept, left_out = [], []
+    monkeypatch.setattr(runtime.autotuning, "use", kept.append)
+    monkeypatch.setattr(runtime.autotuning, "leave_out", left_out.append)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_triton_gemm=false")
+    on_planted_gpus(1)
+    on_planted_gpus(2)  # which adds flags of patience
+    assert [each["xla_flags"] for each in kept] == ["--xla_gpu_enable_triton_gemm=false"] * 2
+    assert kept[0] == kept[1]
+    for settings in ({"deterministic": True}, {"compile_cache": False}, {"xla": False}):
+        on_planted_gpus(1, **settings)
+    assert len(kept) == 2
+    assert [each.split("=")[0] for each in left_out] == ["deterministic", "compile_cache", "xla"]
 
 
 def test_a_choice_by_the_user_is_said_to_be_one(monkeypatch, caplog):

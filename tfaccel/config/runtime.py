@@ -36,8 +36,9 @@ class RuntimeConfig:
     flash_attention: bool = True
     """Compute attentions with cuDNN's flash kernels. They need XLA, and float16 or bfloat16."""
     compile_cache: bool = True
-    """Keep what XLA compiles for a GPU for later processes. The files are in tfaccel/xla of the
-    cache folder (XDG_CACHE_HOME, or ~/.cache) and take at most 4 GiB."""
+    """Keep what XLA compiles for a GPU, and which kernels it chose by timing, for later processes.
+    The files are in tfaccel/xla and tfaccel/autotuning of the cache folder (XDG_CACHE_HOME, or
+    ~/.cache) and take at most 4 GiB."""
     seed: int = 0
     """Seed of all random numbers. Weights, dropout, data order and augmentation all depend on
     it."""

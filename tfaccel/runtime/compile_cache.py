@@ -34,7 +34,7 @@ from collections.abc import Iterator, Mapping
 from typing import BinaryIO
 
 from tfaccel.common import temporary
-from tfaccel.process.cache_folder import cache_folder
+from tfaccel.process.cache_folder import cache_folder, make_own
 from tfaccel.runtime.private_names import devices_are_known
 
 log = logging.getLogger("tfaccel")
@@ -65,7 +65,7 @@ def prepare(*, wanted: bool) -> None:
     flags, root = _flags(), cache_folder("xla")
     if wanted and FLAG not in flags:
         with contextlib.suppress(OSError):  # `use` will report it
-            _make_own(root)
+            make_own(root)
             _remove_oldest(root)
             _check_room(root)
             place = f"{FLAG}={_link()} --tf_xla_persistent_cache_device_types={DEVICE_TYPE}"
@@ -80,8 +80,8 @@ def use(decides: Mapping[str, object]) -> None:
     text = json.dumps(dict(decides), indent=2, sort_keys=True)
     folder = cache_folder("xla") / hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     try:
-        _make_own(folder.parent)
-        _make_own(folder)
+        make_own(folder.parent)
+        make_own(folder)
         _check_room(folder)
         if not _is_prepared():
             return leave_out(
@@ -136,15 +136,6 @@ def _point_to(folder: pathlib.Path) -> None:
 
 
 # The folder. Other processes write and remove files there at the same time.
-
-
-def _make_own(folder: pathlib.Path) -> None:
-    """Makes the folder and its parents; raises OSError if another user could write to it."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.stat()
-    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise PermissionError(f"other users can write to {folder}; remove it, or run chmod 700")
 
 
 def _check_room(folder: pathlib.Path) -> None:

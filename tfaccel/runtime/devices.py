@@ -34,7 +34,7 @@ from tfaccel.common.run_log import summary
 from tfaccel.common.version import __version__
 from tfaccel.config import RuntimeConfig
 from tfaccel.process import progress, start_noise
-from tfaccel.runtime import compile_cache
+from tfaccel.runtime import autotuning, compile_cache
 from tfaccel.runtime.cluster import Cluster
 from tfaccel.runtime.cluster.share import num_cores, share_gpus
 from tfaccel.runtime.private_names import devices_are_known, stop_determinism
@@ -280,22 +280,33 @@ def _norm_channels_last() -> None:
 
 
 def _keep_programs(config: RuntimeConfig, gpu_ids: Sequence[int], *, xla: bool) -> None:
-    """Sets up the cache of compiled programs, with everything that decides how XLA compiles."""
+    """Sets up what is kept of XLA's work, with everything that decides how XLA compiles."""
     if not gpu_ids:
-        return None  # only programs for GPUs are kept
+        return  # only programs for GPUs are kept
     if not xla or not config.compile_cache:
-        off = "compile_cache" if xla else "xla"
-        return compile_cache.leave_out(f"{off}=False is set")
+        reason = f"{'compile_cache' if xla else 'xla'}=False is set"
+        autotuning.leave_out(reason)
+        compile_cache.leave_out(reason)
+        return
     names = ("tensorflow", "nvidia-cudnn-cu12", "nvidia-cublas-cu12", "nvidia-cuda-nvcc-cu12")
-    return compile_cache.use(
-        {
-            "packages": {name: _version(name) for name in names},
-            "gpus": sorted({json.dumps(each) for each in describe_gpus()}),
-            "tf32": config.tf32,
-            "deterministic": config.deterministic,
-            "xla_flags": os.environ.get("XLA_FLAGS", ""),
-        }
-    )
+    flags = autotuning.without_ours(os.environ.get("XLA_FLAGS", ""))
+    decides = {
+        "packages": {name: _version(name) for name in names},
+        "gpus": sorted({json.dumps(each) for each in describe_gpus()}),
+        "tf32": config.tf32,
+    }
+    compile_cache.use(decides | {"deterministic": config.deterministic, "xla_flags": flags})
+    if config.deterministic:  # XLA then times no kernels
+        autotuning.leave_out("deterministic=True is set")
+    else:
+        autotuning.use(decides | {"xla_flags": _given(flags)})
+
+
+def _given(flags: str) -> str:
+    """Returns XLA's flags without those that `configure` added, which decide no kernel."""
+    added = {f"--{FUSION_AUTOTUNER}=false"}
+    added |= {f"--{name}={seconds}" for name, seconds in XLA_PATIENCE_S.items()}
+    return " ".join(each for each in flags.split() if each not in added)
 
 
 def _version(package: str) -> str | None:

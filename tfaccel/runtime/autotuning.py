@@ -1,0 +1,210 @@
+"""Keeps the kernels that XLA chose by timing, for every later program with the same operations.
+
+The choices are in ~/.cache/tfaccel/autotuning. The package has those of some networks, too.
+
+    use({"tensorflow": "2.21.0", "gpus": [...], "tf32": True})      # before XLA reads its flags
+
+XLA times several kernels for each matrix product and convolution, while the CPU is idle. For a
+ResNet-50 on an H100 this takes 30 to 43 s of a first start (TensorFlow 2.21). The compiled programs
+of tfaccel/runtime/compile_cache.py save that only to the same program. A choice also serves other
+batch sizes and networks, as far as they have the same operation on arrays of the same shapes.
+
+XLA reads one file of choices when it compiles its first program, and writes all choices that it
+knows after each program. It fails if the file is missing, has another version, or has an operation
+twice. So each process writes a file of its own. The next one joins them in `kept.pb`, which
+is the file that XLA reads. A choice that was kept stays: equal programs use equal kernels.
+"""
+
+import contextlib
+import fcntl
+import functools
+import gzip
+import hashlib
+import json
+import logging
+import os
+import pathlib
+import re
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+
+import tensorflow as tf
+from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
+
+from tfaccel.common import own_files
+from tfaccel.process.cache_folder import cache_folder, make_own
+
+log = logging.getLogger("tfaccel")
+
+READ = "xla_gpu_load_autotune_results_from"
+WRITE = "xla_gpu_dump_autotune_results_to"
+OURS = re.compile(rf"\s*--({READ}|{WRITE})=\S*/tfaccel/autotuning/\S+")
+KEPT, LOCK = "kept.pb", "lock"
+SHIPPED = pathlib.Path(__file__).parent / "autotuned"
+MOST_BYTES = 32 << 20  # ResNet-50's choices are 42 KB
+DAY_S = 24 * 3600
+
+_begun: list[str] = []  # the flags that this process added; XLA reads its flags once
+
+
+def use(decides: Mapping[str, object]) -> None:
+    """Makes XLA read and write choices for `decides`, before it reads its flags.
+
+    Args:
+      decides: all that a choice depends on, as values for JSON. `packages` are the versions of
+        libraries, and `gpus` are descriptions of GPUs.
+    """
+    flags = without_ours(os.environ.get("XLA_FLAGS", ""))
+    if _begun:
+        os.environ["XLA_FLAGS"] = " ".join([flags, *_begun]).strip()
+        return
+    os.environ["XLA_FLAGS"] = flags  # a parent's files are not this process's
+    if READ in flags or WRITE in flags:
+        return log.info("autotuning: XLA_FLAGS sets the file of kept choices")
+    if version() is None:
+        return leave_out("TensorFlow's headers do not say which version of the file XLA reads")
+    text = json.dumps(dict(decides), indent=2, sort_keys=True)
+    folder = cache_folder("autotuning") / hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    if re.search(r"[\s'\"\\]", str(folder)):
+        return leave_out(f"XLA's flags do not allow the blank or quote in {folder}")
+    try:
+        make_own(folder.parent)
+        make_own(folder)
+        own_files.replace(folder / "settings.json", text.encode())
+        kept, num_shipped = _join(folder, _shipped(decides))
+    except OSError as error:
+        return leave_out(f"{folder} cannot be used ({error.strerror or error})")
+    own = folder / f"{os.getpid()}-{secrets.token_hex(4)}.pb"
+    _begun.append(f"--{WRITE}={own}")
+    if kept:
+        _begun.append(f"--{READ}={folder / KEPT}")
+    os.environ["XLA_FLAGS"] = " ".join([flags, *_begun]).strip()
+    return log.info(
+        "autotuning: XLA uses the %d choices of kernels in %s, of which the package brought %d, "
+        "and adds new ones",
+        len(kept),
+        folder,
+        num_shipped,
+    )
+
+
+def leave_out(reason: str) -> None:
+    """Makes XLA time all kernels again, and logs the reason."""
+    os.environ["XLA_FLAGS"] = without_ours(os.environ.get("XLA_FLAGS", ""))
+    log.info("autotuning: no choices are kept, because %s", reason)
+
+
+def without_ours(flags: str) -> str:
+    """Returns XLA's flags without those that `use` added, here or in the parent process."""
+    return OURS.sub("", flags).strip()
+
+
+def _join(folder: pathlib.Path, shipped: dict) -> tuple[dict, int]:
+    """Joins all choices in `kept.pb`; returns them by operation, and how many are only shipped."""
+    with open(own_files.open_own(folder / LOCK, os.O_RDWR | os.O_CREAT)) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a moment, unless another process joins them now
+        own, joined = {}, []
+        for path in [folder / KEPT, *sorted(folder.glob("*-*.pb"))]:
+            if (found := read(path)) is None:
+                _remove_if_old(path)
+            else:
+                own = by_operation(found) | own
+                joined.append(path)
+        data = serialized((shipped | own).values())
+        if len(data) > MOST_BYTES:
+            log.info("autotuning: removed %d kept choices, which took too much room", len(own))
+            own, data = {}, serialized(shipped.values())
+        choices = shipped | own
+        if choices:
+            own_files.replace(folder / KEPT, data)
+        for path in joined:  # a process that still compiles writes its whole file again
+            if path.name != KEPT:
+                path.unlink(missing_ok=True)
+    return choices, len(choices) - len(own)
+
+
+def by_operation(choices: Iterable) -> dict[tuple[str, str], object]:
+    """Returns choices by GPU and operation; XLA takes one of each."""
+    return {(each.device, each.hlo): each for each in choices}
+
+
+def serialized(choices: Iterable) -> bytes:
+    """Returns choices as a file that XLA reads."""
+    return _results()(version=version(), results=choices).SerializeToString()
+
+
+def read(path: pathlib.Path) -> list | None:
+    """Returns the choices in a file; None if it is missing, damaged, or of another version."""
+    try:
+        found = _results().FromString(path.read_bytes())
+    except (OSError, message.DecodeError):
+        return None
+    alike = {found.version, *(each.version for each in found.results)} <= {version()}
+    whole = all(each.device and each.hlo and each.result for each in found.results)
+    return list(found.results) if alike and whole else None
+
+
+def read_shipped(path: pathlib.Path) -> list:
+    """Returns the choices that the package has beside the JSON file of their versions."""
+    data = gzip.decompress(path.with_suffix(".pb.gz").read_bytes())
+    return list(_results().FromString(data).results)
+
+
+def _remove_if_old(path: pathlib.Path) -> None:
+    """Removes a file that no process is still writing."""
+    with contextlib.suppress(FileNotFoundError):
+        if time.time() - path.stat().st_mtime > DAY_S:
+            path.unlink()
+
+
+def _shipped(decides: Mapping[str, object]) -> dict:
+    """Returns the package's choices for these libraries, which tools/ship_autotuning.py made."""
+    return by_operation(
+        each
+        for path in sorted(SHIPPED.glob("*.json"))
+        if json.loads(path.read_text())["packages"] == decides.get("packages")
+        for each in read_shipped(path)
+    )
+
+
+@functools.cache
+def version() -> int | None:
+    """Returns the version of the file that TensorFlow's XLA reads, from the wheel's headers."""
+    header = "tensorflow/compiler/xla/service/gpu/autotuning/autotune_cache_key.h"
+    try:
+        text = (pathlib.Path(tf.sysconfig.get_include()) / header).read_text()
+    except OSError:
+        return None
+    found = re.search(r"kCurrentVersion = (\d+)", text)
+    return int(found[1]) if found else None
+
+
+@functools.cache
+def _results() -> type[message.Message]:
+    """Returns the class of XLA's AutotuneResults, which TensorFlow's wheel has only in C++.
+
+    The numbers of the fields are in autotune_results.pb.h. The choice itself stays as it is.
+    """
+    file = descriptor_pb2.FileDescriptorProto(name="tfaccel/autotuning.proto", syntax="proto3")
+    field = descriptor_pb2.FieldDescriptorProto
+    entry = file.message_type.add(name="Entry")
+    for name, number, kind in (
+        ("device", 1, field.TYPE_STRING),
+        ("hlo", 2, field.TYPE_STRING),
+        ("result", 3, field.TYPE_BYTES),
+        ("version", 4, field.TYPE_INT32),
+    ):
+        entry.field.add(name=name, number=number, type=kind, label=field.LABEL_OPTIONAL)
+    results = file.message_type.add(name="Results")
+    results.field.add(name="version", number=1, type=field.TYPE_INT32, label=field.LABEL_OPTIONAL)
+    results.field.add(
+        name="results",
+        number=4,
+        type=field.TYPE_MESSAGE,
+        type_name=".Entry",
+        label=field.LABEL_REPEATED,
+    )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("Results"))
