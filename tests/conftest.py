@@ -302,12 +302,20 @@ def export_decodes_png(monkeypatch):
 class NotRehearsed:
     """Stands for a rehearsal of an export, which takes a second or more."""
 
-    def __init__(self, *_, **__):
+    seconds = 0.0
+
+    def __init__(self, asked, prepare=None, **_):
         """Writes nothing."""
+        self._prepare = prepare
 
     def __enter__(self):
         """Returns itself."""
         return self
+
+    def begin(self):
+        """Makes the checks before it."""
+        if self._prepare:
+            self._prepare()
 
     def __exit__(self, *_):
         """Has nothing to end."""

@@ -8,6 +8,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
+import types
 
 import keras
 import numpy as np
@@ -22,7 +24,8 @@ from tfaccel.cli import flags as cli_flags
 from tfaccel.common.errors import UserError
 from tfaccel.config import all_fields, parse
 from tfaccel.diagnostics.compare import run as comparison_run
-from tfaccel.experiment import train
+from tfaccel.experiment import fit, train
+from tfaccel.export.rehearsal import Rehearsal
 from tfaccel.run import Run
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
@@ -55,7 +58,7 @@ def command(monkeypatch, capsys, tmp_path, cache):
 @pytest.fixture
 def no_rehearsal(monkeypatch):
     """A run does not check its export before it trains, which takes a second."""
-    monkeypatch.setattr(train, "rehearse", lambda *_, **__: NotRehearsed())
+    monkeypatch.setattr(train, "rehearse", lambda *_, **__: NotRehearsed(None))
 
 
 @pytest.fixture
@@ -482,6 +485,32 @@ def test_a_rate_that_was_not_measured_is_null(command, monkeypatch, no_rehearsal
     code, out, err = command("train", DIGITS, "--workdir=out", *flags, "--config.train.epochs=1")
     assert code == 0, err
     assert json.loads(out.splitlines()[-1])["images_per_second"] is None
+
+
+def test_the_trial_export_does_not_count_for_the_speed(command, monkeypatch):
+    late = [0.0]  # seconds that the clock is ahead
+
+    class Slow(NotRehearsed):
+        callback = Rehearsal.callback
+
+        def begin(self):
+            if not self.seconds:
+                self.seconds = late[0] = 1000.0
+
+        def check(self):
+            """Finds nothing."""
+
+        def close(self):
+            """Has nothing to end."""
+
+    monkeypatch.setattr(train, "rehearse", lambda *_, **__: Slow(None))
+    clock = types.SimpleNamespace(perf_counter=lambda: time.perf_counter() + late[0])
+    monkeypatch.setattr(fit, "time", clock)
+    monkeypatch.setattr(Run, "export", lambda *_, **__: "nowhere")
+    code, out, err = command("train", DIGITS, "--workdir=out")
+    assert code == 0, err
+    assert late == [1000]
+    assert json.loads(out.splitlines()[-1])["images_per_second"] > 2  # 1,437 in more than 1,000 s
 
 
 def test_a_run_prints_its_result_and_leaves_its_folder(command, tmp_path, cache, caplog):

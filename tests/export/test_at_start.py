@@ -1,4 +1,4 @@
-"""What the export would refuse at the end is refused before training."""
+"""What the export would refuse at the end is refused at the start."""
 
 import io
 import pathlib

@@ -1,4 +1,4 @@
-"""An export that is tried before training: what the end would refuse ends a run at its start."""
+"""An export that is tried at the start of training, which ends if the end would refuse it."""
 
 import sys
 import threading
@@ -20,13 +20,19 @@ from tfaccel.export.rehearsal import Rehearsal
 from tfaccel.process import child
 
 
+def begun(*args, **settings):
+    rehearsal = Rehearsal(*args, **settings)
+    rehearsal.begin()
+    return rehearsal
+
+
 def of(*some, **config):
     model = keras.Sequential([keras.Input((4,)), *some])
     return ask(model, ExportConfig(**config))
 
 
 def test_what_answers_alike_passes_and_leaves_nothing(tmp_path):
-    with Rehearsal(of(layers.Dense(3)), parent=tmp_path) as rehearsal:
+    with begun(of(layers.Dense(3)), parent=tmp_path) as rehearsal:
         rehearsal.wait()
     assert list(tmp_path.iterdir()) == []
 
@@ -44,7 +50,7 @@ def test_python_in_the_graph_is_found_before_training(tmp_path):
         def compute_output_spec(self, x):
             return keras.KerasTensor(x.shape, x.dtype)
 
-    with Rehearsal(of(Halved(), layers.Dense(2)), parent=tmp_path) as rehearsal:
+    with begun(of(Halved(), layers.Dense(2)), parent=tmp_path) as rehearsal:
         with pytest.raises(RunError, match=r"not answer in a process of its own .*start of tr"):
             rehearsal.wait()
         with pytest.raises(RunError, match="not answer"):
@@ -58,7 +64,7 @@ def test_what_draws_when_it_is_served_is_found_before_training(tmp_path):
 
     keras.saving.register_keras_serializable("test_rehearsal")(Draws)
     with pytest.raises(UserError, match=r"another answer for the same input each time, in out"):
-        Rehearsal(of(layers.Dense(8), Draws(0.5)), parent=tmp_path)
+        begun(of(layers.Dense(8), Draws(0.5)), parent=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -75,7 +81,7 @@ def test_what_is_lost_in_a_copy_is_found_before_training(tmp_path):
     scaled = Scaled()
     scaled.factor = 3.0
     with (
-        Rehearsal(of(layers.Dense(2), scaled, computes_in="float32"), parent=tmp_path) as rehearsal,
+        begun(of(layers.Dense(2), scaled, computes_in="float32"), parent=tmp_path) as rehearsal,
         pytest.raises(RunError, match=r"not answer as the untrained model does: model: "),
     ):
         rehearsal.wait()
@@ -84,7 +90,7 @@ def test_what_is_lost_in_a_copy_is_found_before_training(tmp_path):
 def test_infinite_answers_of_an_untrained_model_say_nothing(tmp_path):
     """Half precision may overflow in a deep model until its statistics are known."""
     infinite = layers.Rescaling(np.inf)
-    with Rehearsal(of(infinite), parent=tmp_path) as rehearsal:
+    with begun(of(infinite), parent=tmp_path) as rehearsal:
         rehearsal.wait()
 
 
@@ -96,7 +102,7 @@ def test_a_process_that_the_machine_ended_does_not_end_training(
         raise parity.NoAnswerError("ended by SIGKILL", may_pass=may_pass)
 
     monkeypatch.setattr(parity, "_run", ended)
-    with Rehearsal(of(layers.Dense(3)), parent=tmp_path) as rehearsal:
+    with begun(of(layers.Dense(3)), parent=tmp_path) as rehearsal:
         if may_pass:
             rehearsal.wait()
             assert "ended by SIGKILL; the export at the end will show" in caplog.text
@@ -114,7 +120,7 @@ def test_a_training_that_ends_first_ends_the_process(tmp_path, monkeypatch):
         raise child.Stopped
 
     monkeypatch.setattr(parity, "_run", waits)
-    rehearsal = Rehearsal(of(layers.Dense(3)), parent=tmp_path)
+    rehearsal = begun(of(layers.Dense(3)), parent=tmp_path)
     assert entered.wait(60)
     rehearsal.callback().on_train_end()
     rehearsal.close()  # again
@@ -128,9 +134,9 @@ def test_a_folder_that_takes_no_file_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(asked_room.Asked, "_write", full)
     with pytest.raises(
-        RunError, match=r"trial export before training, in .*No space left .*set TMPDIR"
+        RunError, match=r"trial export at the start of training, in .*No space left .*set TMPDIR"
     ):
-        Rehearsal(of(layers.Dense(3)), parent=tmp_path)
+        begun(of(layers.Dense(3)), parent=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -140,7 +146,7 @@ def test_it_changes_no_seed_of_what_is_made_afterwards(tmp_path):
         asked = of(layers.Dropout(0.5), layers.Dense(3))
         keras.random.normal((2,))
         if rehearse:
-            Rehearsal(asked, parent=tmp_path).close()
+            begun(asked, parent=tmp_path).close()
         again = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
         return [keras.random.normal((2,)).numpy(), np.random.rand(2), *again.get_weights()]
 
@@ -158,5 +164,63 @@ def test_a_stopped_process_has_ended(tmp_path):
 
 
 def test_the_folder_is_one_that_a_later_process_clears():
-    with Rehearsal(of(layers.Dense(3))) as rehearsal:
+    with begun(of(layers.Dense(3))) as rehearsal:
         assert temporary._OURS.fullmatch(rehearsal._folder.path.name)
+
+
+def test_training_begins_the_trial_with_its_second_execution(monkeypatch):
+    seen = []
+
+    class Told:
+        def begin(self):
+            seen.append("begin")
+
+        def check(self):
+            seen.append("check")
+
+        def close(self):
+            seen.append("close")
+
+    told = Told()
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+    model.compile("sgd", "mse")
+    notes = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(batch)
+    )
+    x, y = np.ones((6, 4)), np.ones((6, 3))
+    watch = Rehearsal.callback(told)
+    model.fit(x, y, batch_size=2, epochs=1, verbose=0, callbacks=[watch, notes])
+    assert seen == ["check", 0, "begin", "check", 1, "check", 2, "begin", "check", "close"]
+
+
+def test_an_epoch_of_one_execution_begins_it_too(tmp_path):
+    asked = of(layers.Dense(3))
+    with Rehearsal(asked, parent=tmp_path) as rehearsal:
+        asked.model.compile("sgd", "mse")
+        checked = []
+        rehearsal.check = lambda: checked.append(list(tmp_path.iterdir()))
+        x, y = np.ones((2, 4)), np.ones((2, 3))
+        asked.model.fit(x, y, verbose=0, callbacks=[rehearsal.callback()])
+        assert [len(each) for each in checked] == [0, 1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_call_begins_nothing(tmp_path):
+    prepared = []
+    with Rehearsal(of(layers.Dense(3)), lambda: prepared.append(1), parent=tmp_path) as rehearsal:
+        for _ in range(2):
+            rehearsal.begin()
+    assert prepared == [1]
+
+
+def test_what_it_finds_before_the_trial_ends_training(tmp_path):
+    def refuses():
+        raise UserError("the pixels differ")
+
+    asked = of(layers.Dense(3))
+    asked.model.compile("sgd", "mse")
+    with Rehearsal(asked, refuses, parent=tmp_path) as rehearsal:
+        x, y = np.ones((6, 4)), np.ones((6, 3))
+        with pytest.raises(UserError, match="the pixels differ"):
+            asked.model.fit(x, y, batch_size=2, verbose=0, callbacks=[rehearsal.callback()])
+    assert list(tmp_path.iterdir()) == []

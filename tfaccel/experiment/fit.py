@@ -11,7 +11,8 @@ import logging
 import math
 import pathlib
 import shlex
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import keras
 
@@ -64,6 +65,7 @@ def fit(
     devices: Sequence[Device],
     accumulation_steps: int = 1,
     watches: Sequence[keras.callbacks.Callback] = (),
+    paused_s: Callable[[], float] = float,
 ) -> Outcome:
     """Trains for the recipe's epochs, and evaluates on `test` after each epoch.
 
@@ -77,11 +79,12 @@ def fit(
       devices: the devices of this worker's replicas, whose use is logged.
       accumulation_steps: the parts of a batch, which batch norm sees one by one.
       watches: further callbacks, which are called last.
+      paused_s: returns the seconds that these have taken so far; they do not count for the speed.
 
     Raises:
       RunError: the loss is infinite or NaN at the end, so there is nothing to export.
     """
-    throughput = Throughput(train)
+    throughput = Throughput(train, clock=lambda: time.perf_counter() - paused_s())
     writers = make_writers(writes_to, loader=train, num_epochs=recipe.epochs) if writes_to else []
     logs = Logs(writers, loader=train, throughput=throughput, gpus=GpuUsage(devices))
     hints = [NearChance(train, test, updates_per_step=accumulation_steps)] if writes_to else []

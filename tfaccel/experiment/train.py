@@ -89,9 +89,14 @@ def run(
                 summary(
                     "workdir: %s; every choice and its reason is in %s there", workdir, run_log.FILE
                 )
-                # Find out before the first step whether the export at the end would be refused.
+                # Find out at the start whether the export at the end would be refused.
+                how = {
+                    "workdir": workdir,
+                    # Other workers would wait for this process's second step.
+                    "beside_training": this_run.cluster.num_workers == 1,
+                }
                 rehearsal = stack.enter_context(
-                    rehearse(this_run, config, model, train, test, workdir=workdir)
+                    rehearse(this_run, config, model, train, test, **how)
                 )
 
         # ----- Training: Keras's fit, from the newest checkpoint, with a test after each epoch.
@@ -116,6 +121,7 @@ def run(
             accumulation_steps=config.step.accumulation_steps,
             # The rehearsal runs beside the first steps. It ends training if the export fails.
             watches=[rehearsal.callback()] if is_chief else [],
+            paused_s=lambda: rehearsal.seconds if is_chief else 0.0,
         )
         result = dataclasses.asdict(outcome)
         if not is_chief:
@@ -157,8 +163,9 @@ def rehearse(
     test: Loader,
     *,
     workdir: pathlib.Path,
+    beside_training: bool = False,
 ) -> Rehearsal:
-    """Returns the rehearsal of the export, whose process may still run; all else is checked."""
+    """Returns the rehearsal of the export; with `beside_training` its callback begins it."""
     return check_at_start(
         model,
         workdir_lib.next_version(workdir / "export"),
@@ -166,6 +173,7 @@ def rehearse(
         config=export_of(config),
         loader=test,
         train=train,
+        beside_training=beside_training,
     )
 
 

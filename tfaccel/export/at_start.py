@@ -1,4 +1,4 @@
-"""Finds, before training begins, the reasons why an export at the end would be refused.
+"""Finds, at the start of training, the reasons why an export at the end would be refused.
 
 `check_at_start` takes the compiled model and the loaders, and raises or logs what it checked. It
 uses the export's own checks and writers (asked.py). It also compares the pixels of the test images
@@ -54,7 +54,6 @@ COPIES = 2.5  # an export has the weights twice, and the rest is small compared 
 _checked = weakref.WeakSet()  # models that need no further check or warning
 
 
-@waits.on("checking that the model can be exported")
 def check_at_start(
     model: keras.Model,
     path: str | os.PathLike,
@@ -64,6 +63,7 @@ def check_at_start(
     loader: Loader | None = None,
     images=None,
     train: Loader | None = None,
+    beside_training: bool = False,
 ) -> Rehearsal:
     """Raises if an export at the end of training would be refused.
 
@@ -75,40 +75,46 @@ def check_at_start(
       loader: as for `Run.export`.
       images: as for `Run.export`.
       train: the loader of training images, some of which are compared too; or None.
+      beside_training: whether what takes seconds, the comparison of pixels and the trial export,
+        waits for the second execution of `fit`. The first step is then done that much earlier.
 
     Returns:
-      The rehearsal, which is still running. Give its callback to `fit`, and close it.
+      The rehearsal, which is still running, or which its callback begins. Give its callback to
+      `fit`, and close it.
 
     Raises:
       UserError: as for `Run.export`; or the disks have too little room, or the export would turn an
-        image into other pixels than the loader.
-      RunError: the rehearsal's export cannot be written.
+        image into other pixels than the loader. With `beside_training`, the callback may raise it.
+      RunError: the rehearsal's export cannot be written. With `beside_training`, likewise.
     """
-    began = time.monotonic()
     path, config = new_path(path), config or ExportConfig()
-    check_can_be_made(path)
-    asked = ask(model, config, loader=loader, images=images)
-    _checked.add(model)
-    _check_room(model, path.parent)
-    samples, num = None, 0
-    if loader is not None:
-        most = affordable(config.samples, asked.model, loader.data.images)
-        also = _of_each_kind(loader.data, runtime)
-        samples = take_samples(loader.data, runtime, most, also=also)
-        _check_room_for(samples)
-        at_end, how = len(spread(len(loader.data.source), most)), asked.images.preprocessing
-        _check_pixels(samples, loader.data, how, runtime, of="test", num_at_end=at_end)
-        num = len(samples)
-    if train is not None:
-        num += _check_training(train.data, loader.data, runtime)
-    temp = pathlib.Path(tempfile.gettempdir())
-    fits = free_bytes(temp) >= _needed(model)
-    rehearsal = Rehearsal(asked, samples, parent=None if fits else existing(path.parent))
-    log.info(
-        "export: it can be written, and its pixels match the loader's in %d images (%.1f s)",
-        num,
-        time.monotonic() - began,
-    )
+    with waits.on("checking that the model can be exported"):
+        check_can_be_made(path)
+        asked = ask(model, config, loader=loader, images=images)
+        _checked.add(model)
+        _check_room(model, path.parent)
+
+    def compare() -> Samples | None:
+        """Compares pixels, and returns the samples for the trial export."""
+        began, samples, num = time.monotonic(), None, 0
+        if loader is not None:
+            most = affordable(config.samples, asked.model, loader.data.images)
+            also = _of_each_kind(loader.data, runtime)
+            samples = take_samples(loader.data, runtime, most, also=also)
+            _check_room_for(samples)
+            at_end, how = len(spread(len(loader.data.source), most)), asked.images.preprocessing
+            _check_pixels(samples, loader.data, how, runtime, of="test", num_at_end=at_end)
+            num = len(samples)
+        if train is not None:
+            num += _check_training(train.data, loader.data, runtime)
+        seconds = time.monotonic() - began
+        log.info("export: its pixels match the loader's in %d images (%.1f s)", num, seconds)
+        return samples
+
+    fits = free_bytes(pathlib.Path(tempfile.gettempdir())) >= _needed(model)
+    rehearsal = Rehearsal(asked, compare, parent=None if fits else existing(path.parent))
+    if not beside_training:
+        rehearsal.begin()
     return rehearsal
 
 

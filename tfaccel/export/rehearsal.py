@@ -1,11 +1,15 @@
-"""Tries an export before training: writes it to a temporary folder, and runs it during training.
+"""Tries an export at the start of training: writes it to a temporary folder, and runs it.
 
-A `Rehearsal` writes an `Asked` export of the untrained model. A fresh process then answers the same
-inputs as the untrained model. This takes 6 s for a small model and 15 s for ResNet-50 (2 cores,
-2026-11-27), so it runs beside the training. Training stops as soon as the export is known to fail.
+A `Rehearsal` writes an `Asked` export of the model that hardly has been trained. A fresh process
+then answers the same inputs as that model. This takes 6 s for a small model and 15 s for ResNet-50
+(2 cores, 2026-11-27), so it runs beside the training. Training stops as soon as the export is known
+to fail.
 
-    with Rehearsal(asked, samples) as rehearsal:
-        model.fit(..., callbacks=[rehearsal.callback()])
+    with Rehearsal(asked) as rehearsal:
+        model.fit(..., callbacks=[rehearsal.callback()])       # the second execution begins it
+    with Rehearsal(asked) as rehearsal:
+        rehearsal.begin()
+        rehearsal.wait()
 
 The rehearsal judges only what training cannot change: that the export loads and answers without
 tfaccel and DALI, decodes files to the same pixels, and computes the same layers.
@@ -15,6 +19,8 @@ import logging
 import pathlib
 import tempfile
 import threading
+import time
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -33,6 +39,7 @@ from tfaccel.process.out_of_memory import is_out_of_memory
 
 log = logging.getLogger("tfaccel")
 
+BEFORE_IT = 1  # executions that training has begun before the trial
 NUM_SAMPLES = 2  # images for the process, because a CPU may be slow in float16
 # Rounding errors are larger with untrained weights, so the limits are this many times larger.
 MARGIN = 10.0
@@ -40,30 +47,50 @@ OF_TRAINED_WEIGHTS = ("answers", "top-1", "ONNX answers", "ONNX top-1")  # judge
 
 
 class Rehearsal:
-    """The export of the untrained model. Close it, or use it as a context."""
+    """The trial export of a model. Close it, or use it as a context.
+
+    Attributes:
+      seconds: the seconds that `begin` took; 0 before it.
+    """
+
+    seconds = 0.0
 
     def __init__(
         self,
         asked: Asked,
-        samples: Samples | None = None,
+        prepare: Callable[[], Samples | None] | None = None,
         *,
         parent: pathlib.Path | None = None,
     ):
-        """Writes the export, and starts the process that runs it.
+        """Takes what `begin` needs.
 
         Args:
           asked: the export request.
-          samples: images of the evaluation, for a model of images.
+          prepare: makes further checks, and returns images of the evaluation, for a model of
+            images; None if there are none.
           parent: the folder to write in; None for the folder for temporary files.
-
-        Raises:
-          UserError: the model cannot be written, or gives two answers for the same input.
-          RunError: the folder cannot be written.
         """
+        self._asked, self._prepare, self._parent = asked, prepare, parent
         self._stop, self._folder, self._thread = threading.Event(), None, None
         self._fault: RunError | None = None
-        samples = samples and samples.first(NUM_SAMPLES)
+        self._has_begun = False
+
+    @waits.on("trying the export of the model")
+    def begin(self) -> None:
+        """Writes the export, and starts the process that runs it. A second call does nothing.
+
+        Raises:
+          UserError: the model cannot be written, or gives two answers for the same input; or
+            `prepare` raises it.
+          RunError: the folder cannot be written.
+        """
+        if self._has_begun:
+            return
+        self._has_begun, began = True, time.monotonic()
+        asked, parent = self._asked, self._parent
         try:
+            samples = self._prepare() if self._prepare else None
+            samples = samples and samples.first(NUM_SAMPLES)
             with draws_kept():
                 self._folder = temporary.Held("rehearsal", parent=parent)
                 asked.write(self._folder.path)
@@ -80,6 +107,8 @@ class Rehearsal:
         except BaseException:
             self.close()
             raise
+        self.seconds = time.monotonic() - began
+        log.info("export: it can be written (%.1f s)", self.seconds)
         # A daemon thread, so that Python can end even if nobody closes the rehearsal.
         self._thread = threading.Thread(target=self._ask, args=(question,), daemon=True)
         self._thread.start()
@@ -116,7 +145,7 @@ class Rehearsal:
             raise self._fault
 
     def callback(self) -> keras.callbacks.Callback:
-        """Returns a callback that checks before each execution, and closes this with `fit`."""
+        """Returns a callback that begins this, checks it before each execution, and closes it."""
         return _Watch(self)
 
     def _ask(self, question: parity.Question) -> None:
@@ -127,7 +156,7 @@ class Rehearsal:
         except parity.NoAnswerError as error:
             if error.may_pass:
                 log.warning(
-                    "export: in the trial before training, %s; the export at the end will show",
+                    "export: in the trial at the start, %s; the export at the end will show",
                     error,
                 )
             else:
@@ -136,7 +165,7 @@ class Rehearsal:
                 )
             return
         except Exception as error:
-            log.warning("export: the trial before training failed (%s)", error)
+            log.warning("export: the trial at the start of training failed (%s)", error)
             return
         wrong = [each for each in proof.checks if self._is_certain(each)]
         if not wrong:
@@ -160,13 +189,17 @@ class Rehearsal:
 class _Watch(keras.callbacks.Callback):
     def __init__(self, rehearsal: Rehearsal):
         super().__init__()
-        self._rehearsal = rehearsal
+        self._rehearsal, self._num_executions = rehearsal, 0
 
     # Not at the end of a batch, which would keep `fit` from preparing the next step early.
     def on_train_batch_begin(self, batch, logs=None):
+        if self._num_executions == BEFORE_IT:
+            self._rehearsal.begin()
+        self._num_executions += 1
         self._rehearsal.check()
 
     def on_epoch_end(self, epoch, logs=None):
+        self._rehearsal.begin()  # unless it has begun
         self._rehearsal.check()
 
     def on_train_end(self, logs=None):
@@ -189,6 +222,6 @@ def _not_written(error: Exception, parent: pathlib.Path | None) -> RunError:
     folder = pathlib.Path(parent or tempfile.gettempdir())
     cause = error if isinstance(error, OSError) else from_tensorflow(error, folder)
     return RunError(
-        f"the trial export before training, in {folder}, {not_written(cause, folder)}, or set "
-        "TMPDIR to another folder"
+        f"the trial export at the start of training, in {folder}, {not_written(cause, folder)}, "
+        "or set TMPDIR to another folder"
     )
