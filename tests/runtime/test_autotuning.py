@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+import tensorflow as tf
 from conftest import new_process
 
 from tfaccel.runtime import autotuning
@@ -55,8 +56,12 @@ def read(path):
     }
 
 
-def test_the_version_is_that_of_tensorflows_headers():
+def test_the_version_is_that_of_tensorflows_headers(monkeypatch, tmp_path):
     assert VERSION == 22  # of TensorFlow 2.21; the message's fields may change with it
+    monkeypatch.setattr(tf.sysconfig, "get_include", lambda: str(tmp_path))  # without headers
+    assert autotuning.version.__wrapped__() == VERSION
+    monkeypatch.setattr(tf, "__version__", "2.99.0")
+    assert autotuning.version.__wrapped__() is None
 
 
 def test_the_class_reads_xlas_bytes():

@@ -42,6 +42,7 @@ WRITE = "xla_gpu_dump_autotune_results_to"
 OURS = re.compile(rf"\s*--({READ}|{WRITE})=\S*/tfaccel/autotuning/\S+")
 KEPT, LOCK = "kept.pb", "lock"
 SHIPPED = pathlib.Path(__file__).parent / "autotuned"
+VERSIONS = {"2.21": 22}  # of the file, by TensorFlow's version
 MOST_BYTES = 32 << 20  # ResNet-50's choices are 42 KB
 DAY_S = 24 * 3600
 
@@ -63,7 +64,7 @@ def use(decides: Mapping[str, object]) -> None:
     if READ in flags or WRITE in flags:
         return log.info("autotuning: XLA_FLAGS sets the file of kept choices")
     if version() is None:
-        return leave_out("TensorFlow's headers do not say which version of the file XLA reads")
+        return leave_out("nothing says which version of the file this TensorFlow reads")
     text = json.dumps(dict(decides), indent=2, sort_keys=True)
     folder = cache_folder("autotuning") / hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     if re.search(r"[\s'\"\\]", str(folder)):
@@ -170,12 +171,15 @@ def _shipped(decides: Mapping[str, object]) -> dict:
 
 @functools.cache
 def version() -> int | None:
-    """Returns the version of the file that TensorFlow's XLA reads, from the wheel's headers."""
+    """Returns the version of the file that TensorFlow's XLA reads; None if it is not known.
+
+    It is in the headers of TensorFlow's wheel, which small container images leave out.
+    """
     header = "tensorflow/compiler/xla/service/gpu/autotuning/autotune_cache_key.h"
     try:
         text = (pathlib.Path(tf.sysconfig.get_include()) / header).read_text()
     except OSError:
-        return None
+        return VERSIONS.get(tf.__version__.rpartition(".")[0])
     found = re.search(r"kCurrentVersion = (\d+)", text)
     return int(found[1]) if found else None
 
