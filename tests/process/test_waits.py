@@ -105,6 +105,53 @@ def test_a_usual_wait_is_named_but_not_kept(tmp_path):
     assert kept(tmp_path) == {}
 
 
+REACHED = """
+with waits.on("decoding"):
+    for index in range(15):
+        waits.reached(f"{index} of 15")
+        time.sleep(0.1)
+waits.reached("nobody waits")
+"""
+
+
+def test_it_is_told_how_far_a_wait_is(tmp_path):
+    told = [each for each in in_file(REACHED, tmp_path) if "decoding" in each]
+    assert re.fullmatch(r"tfaccel: decoding: \d s, \d+ of 15", told[0])
+    assert any("(last time" in each for each in in_file(REACHED, tmp_path))
+
+
+def test_waits_that_begin_at_once_have_one_thread():
+    program = """
+import sys, threading
+from tfaccel.process import waits
+sys.setswitchinterval(1e-6)
+for _ in range(200):
+    waits._thread, gate = None, threading.Barrier(4)
+    before = threading.active_count()
+    def begin():
+        gate.wait()
+        waits._begin_thread()
+    all_ = [threading.Thread(target=begin) for _ in range(4)]
+    for each in all_: each.start()
+    for each in all_: each.join()
+    assert threading.active_count() == before + 1
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_fork_may_begin_a_wait_while_the_parent_began_its_first():
+    program = """
+import os
+from tfaccel.process import waits
+waits._beginning.acquire()
+if (child := os.fork()) == 0:
+    with waits.on("something"):
+        os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
 def test_a_wait_that_fails_is_not_kept(tmp_path):
     program = (
         'try:\n    with waits.on("compiling"):\n        time.sleep(0.3)\n        raise KeyError\n'

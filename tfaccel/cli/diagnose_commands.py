@@ -3,7 +3,6 @@
 import json
 import pathlib
 import shlex
-import sys
 
 from absl import flags
 from ml_collections import config_flags
@@ -11,12 +10,14 @@ from ml_collections import config_flags
 from tfaccel.cli.asked_experiment import parse_checked
 from tfaccel.cli.command import OF_CONFIG, command
 from tfaccel.cli.flags import folder_to_be, new_file, whole
+from tfaccel.common import run_log
 from tfaccel.common.errors import UserError
 from tfaccel.common.flags import Flag
 from tfaccel.common.local_path import local_path
 from tfaccel.common.tables import show, show_json
 from tfaccel.config import RuntimeConfig
 from tfaccel.diagnostics.lint.script_text import read_text
+from tfaccel.process import waits
 from tfaccel.process.signals import exiting_on_sigterm
 from tfaccel.process.start_noise import start_tensorflow
 
@@ -178,16 +179,11 @@ def doctor(values: flags.FlagValues, _: list[str]) -> int:
         raise UserError("--data= is empty; give a folder, or remove the flag")
     from tfaccel.diagnostics import doctor as doctor_room
 
-    if not values.quick:
-        _say_wait("starting TensorFlow and DALI, which takes about ten seconds")
-    table = doctor_room.examine(quick=values.quick, data=values.data)
+    run_log.show()
+    with waits.on("examining this machine"):
+        table = doctor_room.examine(quick=values.quick, data=values.data)
     show(table.as_json() if values.json else table)
     return table.exit_code
-
-
-def _say_wait(reason: str) -> None:
-    if sys.stderr.isatty():
-        print(f"tfaccel: {reason}", file=sys.stderr)
 
 
 @command(
@@ -251,8 +247,9 @@ def lint(values: flags.FlagValues, _: str) -> int:
         return table.exit_code
     show(table)
     if values.fix:
-        _say_wait("compiling and timing steps, before and after")
-        show(f"\n{table.fix()}")
+        with waits.on("compiling and timing steps, before and after"):
+            fixed = table.fix()
+        show(f"\n{fixed}")
         flags_of_rest = "".join(f"\n  {each}" for each in table.changes)
         if flags_of_rest:
             show(f"\nflags of `tfaccel train` for the rest (no file was written):{flags_of_rest}")

@@ -17,7 +17,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from tfaccel.process import waits
+from tfaccel.common import run_log
+from tfaccel.process import progress, waits
 
 LEVEL = "TF_CPP_MIN_LOG_LEVEL"  # 0 shows all, 1 no information, 2 no warnings, 3 no errors
 OUR_LEVEL = "2"  # if the user has not set a level
@@ -78,6 +79,7 @@ def start_tensorflow() -> None:
     """
     if "tensorflow" in sys.modules:  # a program runs a command in its own process
         return
+    run_log.show(speaks=not progress.is_launched())
     gc.disable()
     try:
         with waits.on("starting TensorFlow"), left_out():

@@ -4,6 +4,9 @@
         ...                      # tfaccel: tracing the step: 5 s (last time 8 s)
         waits.now("compiling the step")
         ...                      # tfaccel: compiling the step: 12 s (last time 92 s)
+    with waits.on("decoding images"):
+        waits.reached("512 of 60,000")
+        ...                      # tfaccel: decoding images: 5 s, 512 of 60,000
 
 After four seconds of silence a line names the newest wait. It has the seconds so far, and those of
 the last such wait on this machine. On a terminal and in a notebook the line changes each second,
@@ -51,6 +54,7 @@ class Wait:
       begun: `time.monotonic()` of its beginning.
       young_until: `time.monotonic()` before which it is not named.
       last_s: the seconds that it took last time on this machine; None if that is not known.
+      reached: how far it is, in words, or nothing.
     """
 
     what: str
@@ -60,20 +64,22 @@ class Wait:
     begun: float = dataclasses.field(default_factory=time.monotonic)
     young_until: float = dataclasses.field(default_factory=lambda: time.monotonic() + YOUNG_S)
     last_s: float | None = None
+    reached: str = ""
     _is_looked_up: bool = False
 
     def now(self, what: str) -> None:
         """Ends this wait and begins another in its place."""
         self._end()
         self.what, self.begun, self.is_usual = what, time.monotonic(), False
-        self.last_s, self._is_looked_up = None, False
+        self.last_s, self.reached, self._is_looked_up = None, "", False
 
     def text(self) -> str:
         """Returns the line that names the wait."""
         if not self._is_looked_up:
             self._is_looked_up, self.last_s = True, _kept().get(self._key)
         last = "" if self.last_s is None else f" (last time {self.last_s:,.0f} s)"
-        return f"{self.what}: {self._seconds:,.0f} s{last}"
+        reached = f", {self.reached}" if self.reached else ""
+        return f"{self.what}: {self._seconds:,.0f} s{reached}{last}"
 
     @property
     def _key(self) -> str:
@@ -92,6 +98,7 @@ class Wait:
 
 _waits: list[Wait] = []  # of all threads; the newest is last
 _thread: threading.Thread | None = None
+_beginning = threading.Lock()
 
 
 @contextlib.contextmanager
@@ -118,9 +125,14 @@ def on(what: str, *, of: str | Callable[[], str] = "", is_usual: bool = False) -
 
 def now(what: str) -> None:
     """Begins another wait in place of this thread's newest one, if there is one."""
-    own = [each for each in _waits if each.thread == threading.get_ident()]
-    if own:
-        own[-1].now(what)
+    if (wait := _own()) is not None:
+        wait.now(what)
+
+
+def reached(words: str) -> None:
+    """Says how far this thread's newest wait is, such as "512 of 60,000", if there is one."""
+    if (wait := _own()) is not None:
+        wait.reached = words
 
 
 def traced(function: Callable, name: str, *, xla: bool) -> Callable:
@@ -143,10 +155,11 @@ def traced(function: Callable, name: str, *, xla: bool) -> Callable:
 
 def _begin_thread() -> None:
     global _thread
-    if _thread is None or not _thread.is_alive():  # a fork has no threads
-        _thread = threading.Thread(target=_tell, name="tfaccel-waits", daemon=True)
-        with contextlib.suppress(RuntimeError):  # the interpreter ends
-            _thread.start()
+    with _beginning:
+        if _thread is None or not _thread.is_alive():  # a fork has no threads
+            _thread = threading.Thread(target=_tell, name="tfaccel-waits", daemon=True)
+            with contextlib.suppress(RuntimeError):  # the interpreter ends
+                _thread.start()
 
 
 def _tell() -> None:
@@ -174,6 +187,18 @@ def _newest() -> Wait | None:
         return None
 
 
+def _own() -> Wait | None:
+    own = threading.get_ident()
+    return next((each for each in reversed(_waits) if each.thread == own), None)
+
+
+def _forget() -> None:
+    """Forgets the waits and the lock of the parent, of which a fork has no thread."""
+    global _beginning
+    _waits.clear()
+    _beginning = threading.Lock()
+
+
 # The seconds that waits took, from the newest process that had each.
 
 
@@ -195,4 +220,4 @@ def _keep(key: str, seconds: float) -> None:
         own_files.replace(folder / FILE, json.dumps(kept, indent=0).encode())
 
 
-os.register_at_fork(after_in_child=_waits.clear)
+os.register_at_fork(after_in_child=_forget)

@@ -314,9 +314,8 @@ def test_a_pair_of_two_sizes_is_named(files, tmp_path):
         decode_all(pairs, **SETTINGS)
 
 
-def test_long_ones_say_how_far_they_are(files, caplog, monkeypatch):
-    caplog.set_level(logging.INFO, "tfaccel")
-    monkeypatch.setattr(decode, "LOG_SECONDS", 0)
-    monkeypatch.setattr(decode, "FIRST_LOG_SECONDS", 0)
+def test_long_ones_say_how_far_they_are(files, monkeypatch):
+    told = []
+    monkeypatch.setattr(decode.waits, "reached", told.append)
     decode_all(files, **SETTINGS)
-    assert "decoded 64 of 150 images" in caplog.text
+    assert told[-5:] == [f"{each} of 150" for each in (32, 64, 96, 128, 150)]

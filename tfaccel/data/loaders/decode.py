@@ -7,20 +7,18 @@ decode_into(arrays, source, targets="image", num_threads=8)
 import contextlib
 import functools
 import io
-import time
 
 import numpy as np
 import PIL.Image
 
 from tfaccel.common.errors import UserError
-from tfaccel.common.run_log import summary
 from tfaccel.data.loaders.windows import nearest_index
 from tfaccel.data.source import ImageSource, UnreadableError
 from tfaccel.data.sources.pillow import cause, decoded, deep, unfit_mask
 from tfaccel.data.threads import mapped
+from tfaccel.process import waits
 
 BLOCK = 32  # images that a thread decodes together: 50 ms for photographs
-FIRST_LOG_SECONDS, LOG_SECONDS = 5, 30  # time before progress is logged first, and again
 
 
 def shapes(
@@ -57,26 +55,17 @@ def decode_into(
       UserError: the images of a pair differ in size.
     """
     block = functools.partial(_decode_block, arrays, source, targets)
-    starts, bad, began = range(0, len(source), BLOCK), {}, time.monotonic()
-    log_at = began + FIRST_LOG_SECONDS
+    starts, bad = range(0, len(source), BLOCK), {}
     with contextlib.closing(mapped(block, starts, num_threads=num_threads)) as found:
         for start, faults in zip(starts, found, strict=True):
             bad |= faults
-            if time.monotonic() > log_at:
-                log_at = time.monotonic() + LOG_SECONDS
-                _log_progress(min(start + BLOCK, len(source)), len(source), began)
+            waits.reached(f"{min(start + BLOCK, len(source)):,} of {len(source):,}")
     if bad:
         raise UnreadableError(
             f"{len(bad)} of {len(source)} images cannot be decoded, first "
             f"{next(iter(bad.values()))}; replace or remove such files",
             ids=tuple(bad),
         )
-
-
-def _log_progress(number: int, total: int, began: float) -> None:
-    rate = number / (time.monotonic() - began)
-    message = "data: decoded %s of %s images, %s per second; about %.0f s left"
-    summary(message, f"{number:,}", f"{total:,}", f"{rate:,.0f}", (total - number) / rate)
 
 
 def _decode_block(arrays, source, targets, start: int) -> dict[int, str]:
