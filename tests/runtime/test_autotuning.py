@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 import tensorflow as tf
@@ -88,7 +89,7 @@ def test_the_next_process_reads_what_all_before_wrote(caplog):
     assert chosen in (b"1", b"3")
     assert not own.exists()
     assert not other.exists()
-    assert "XLA uses the 3 choices" in caplog.text
+    assert "; 3 are there, 0 of them from the package" in caplog.text
 
     # A choice that was kept stays, also if a process that was slow writes another one.
     written(third, {"conv": b"9", "new": b"5"})
@@ -150,7 +151,7 @@ def test_the_packages_choices_are_used_where_they_fit(tmp_path, caplog):
     (folder / "h200.json").write_text(json.dumps({"packages": DECIDES["packages"]}))
     kept, own = begin()
     assert read(kept) == {"conv": b"1", "dot": b"2"}
-    assert "of which the package brought 2" in caplog.text
+    assert "; 2 are there, 2 of them from the package" in caplog.text
     assert begin(DECIDES | {"packages": {"tensorflow": "2.22.0"}})[0] is None
 
     # The machine's own choices come first.
@@ -158,7 +159,7 @@ def test_the_packages_choices_are_used_where_they_fit(tmp_path, caplog):
     written(own, {"conv": b"7"})
     kept, _ = begin()
     assert read(kept) == {"conv": b"7", "dot": b"2"}
-    assert "of which the package brought 1" in caplog.text
+    assert "; 2 are there, 1 of them from the package" in caplog.text
 
 
 def test_a_second_setup_keeps_the_files():
@@ -190,13 +191,16 @@ def test_the_users_own_file_stays(monkeypatch, name, own_cache):
     assert not own_cache.exists()
 
 
-@pytest.mark.parametrize("kind", ["blank", "file in the way", "no version"])
+@pytest.mark.parametrize("kind", ["blank", "file in the way", "no version", "full disk"])
 def test_what_prevents_it_is_said(tmp_path, monkeypatch, caplog, kind):
     caplog.set_level(logging.INFO, "tfaccel")
     if kind == "blank":
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a b"))
     elif kind == "file in the way":
         (tmp_path / "tfaccel").write_text("")
+    elif kind == "full disk":
+        full = types.SimpleNamespace(free=1 << 20)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
     else:
         monkeypatch.setattr(autotuning, "version", lambda: None)
     autotuning.use(DECIDES)

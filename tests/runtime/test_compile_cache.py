@@ -194,7 +194,7 @@ def test_what_is_too_much_is_removed_before_room_is_looked_for(own_cache, monkey
     monkeypatch.setattr(compile_cache, "MOST_BYTES", 0)
     looked = []
     monkeypatch.setattr(
-        compile_cache, "_check_room", lambda _: looked.append([*own_cache.glob("*/*.pb")])
+        compile_cache, "check_room", lambda _: looked.append([*own_cache.glob("*/*.pb")])
     )
     begin_process(monkeypatch)
     use({})

@@ -34,6 +34,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message, message_fa
 
 from tfaccel.common import own_files
 from tfaccel.process.cache_folder import cache_folder, make_own
+from tfaccel.runtime.compile_cache import check_room
 
 log = logging.getLogger("tfaccel")
 
@@ -72,6 +73,7 @@ def use(decides: Mapping[str, object]) -> None:
     try:
         make_own(folder.parent)
         make_own(folder)
+        check_room(folder)  # if XLA cannot write the file, it ends the run with an error
         own_files.replace(folder / "settings.json", text.encode())
         kept, num_shipped = _join(folder, _shipped(decides))
     except OSError as error:
@@ -82,10 +84,10 @@ def use(decides: Mapping[str, object]) -> None:
         _begun.append(f"--{READ}={folder / KEPT}")
     os.environ["XLA_FLAGS"] = " ".join([flags, *_begun]).strip()
     return log.info(
-        "autotuning: XLA uses the %d choices of kernels in %s, of which the package brought %d, "
-        "and adds new ones",
-        len(kept),
+        "autotuning: XLA's choices of kernels are kept in %s; %d are there, %d of them from the "
+        "package",
         folder,
+        len(kept),
         num_shipped,
     )
 

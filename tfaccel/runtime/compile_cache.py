@@ -67,7 +67,7 @@ def prepare(*, wanted: bool) -> None:
         with contextlib.suppress(OSError):  # `use` will report it
             make_own(root)
             _remove_oldest(root)
-            _check_room(root)
+            check_room(root)
             place = f"{FLAG}={_link()} --tf_xla_persistent_cache_device_types={DEVICE_TYPE}"
             flags = f"{flags} {place}".strip()
     os.environ["TF_XLA_FLAGS"] = flags
@@ -82,7 +82,7 @@ def use(decides: Mapping[str, object]) -> None:
     try:
         make_own(folder.parent)
         make_own(folder)
-        _check_room(folder)
+        check_room(folder)
         if not _is_prepared():
             return leave_out(
                 "TensorFlow has read its flags: only the first tfaccel.setup can turn it on, and "
@@ -138,8 +138,8 @@ def _point_to(folder: pathlib.Path) -> None:
 # The folder. Other processes write and remove files there at the same time.
 
 
-def _check_room(folder: pathlib.Path) -> None:
-    """Raises OSError if the disk, or the user's quota, has no room for an entry."""
+def check_room(folder: pathlib.Path) -> None:
+    """Raises OSError if the disk, or the user's quota, has no room for what XLA writes."""
     if shutil.disk_usage(folder).free < LEAST_FREE_BYTES:
         raise OSError(f"less than {LEAST_FREE_BYTES >> 20} MiB are free")
     with tempfile.TemporaryFile(dir=folder) as file:
