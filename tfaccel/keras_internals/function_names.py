@@ -43,16 +43,28 @@ def own_numbers() -> Iterator[int]:
     return itertools.count(next(_order) * NUMBERS_OF_EACH)
 
 
-def alike(function: Callable, numbers: Iterator[int]) -> Callable:
+def alike(function: Callable, numbers: Iterator[int]) -> "Alike":
     """Returns `function`; the names of whatever a call traces end with these numbers."""
     _install()
+    return Alike(function, numbers)
 
-    def call(*arguments):
-        with using(numbers):
-            return function(*arguments)
 
-    call.__wrapped__ = function
-    return call
+class Alike:
+    """A function with numbers of its own for the names of what it traces: see `alike`."""
+
+    def __init__(self, function: Callable, numbers: Iterator[int]):
+        """Takes a `tf.function`, or what is called and traced like one."""
+        self.__wrapped__, self._numbers = function, numbers
+
+    def __call__(self, *arguments):
+        """Calls the function."""
+        with using(self._numbers):
+            return self.__wrapped__(*arguments)
+
+    def get_concrete_function(self, *arguments):
+        """Traces the function, as that of a `tf.function` does."""
+        with using(self._numbers):
+            return self.__wrapped__.get_concrete_function(*arguments)
 
 
 def numbers_in_use() -> Iterator[int] | None:

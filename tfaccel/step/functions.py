@@ -83,6 +83,7 @@ from tfaccel.step import (
     returned,
 )
 from tfaccel.step import totals as totals_lib
+from tfaccel.step.at_once import AtOnce
 from tfaccel.step.attention.choose import attentions_on
 from tfaccel.step.depthwise.choose import Depthwises
 from tfaccel.step.gelu.choose import Gelus
@@ -103,7 +104,9 @@ log = logging.getLogger("tfaccel")
 AFTER, ASK, WITHIN = "after", "ask", "within"
 
 
-def set_functions(model, strategy, config: StepConfig, *, xla: bool, flash_attention: bool) -> None:
+def set_functions(
+    model, strategy, config: StepConfig, *, xla: bool, flash_attention: bool, at_once: bool = False
+) -> None:
     """Sets the functions that `fit`, `evaluate` and `predict` call for each execution.
 
     Keras makes its own functions only if none are set. Its `compile` removes them.
@@ -143,6 +146,7 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool, flash_atten
         return made
 
     train = make("train_step", choice=trains, updates_in_xla=xla, trains=True)
+    train.begins_at_once = at_once
     test = make("test_step", choice=tests, trains=False)
     num_parts = config.accumulation_steps
     in_parts = f", the batch in {num_parts} parts" if num_parts > 1 else ""
@@ -328,6 +332,8 @@ class _Step:
         self._telling_rows = functools.partial(telling_rows, strategy, parts=self._parts)
         self._lengths = set()  # the lengths of the launches of several steps, so far
         self._in_lanes, self._said = eager.met_by_lanes(replicas), said
+        self._at_once, self._plain_numbers = AtOnce(model), own_numbers()
+        self.begins_at_once = False
 
     @property
     def updates_on_gpu(self) -> bool:
@@ -494,7 +500,7 @@ class _Step:
             with self._shapes.watched(step, batches):
                 if self.several:
                     return step([(each,) for each in batches])[0]  # the replicas' logs are equal
-                return step(batches[0])
+                return self._run(step, padded, None, (batches[0],))
 
         joining = functools.partial(self._joining, run)
         return self.choice.run(joining, batches, forget=self._made.clear) | self._constants
@@ -524,7 +530,9 @@ class _Step:
             arguments = [(dict(each.inputs), dict(each.shared)) for each in deferred]
             specs = [each.specs() for each in deferred]
             with self._shapes.watched(step, specs, in_launch=True):
-                return step(arguments)[0] if self.several else step(*arguments[0])
+                if self.several:
+                    return step(arguments)[0]
+                return self._run(step, padded, deferred[0].make, arguments[0])
 
         inputs = [dict(each.inputs) for each in deferred]
         joining = functools.partial(self._joining, run)
@@ -559,6 +567,18 @@ class _Step:
             )
         self._lengths.add(num_steps)
 
+    def _run(self, step: Callable, padded: bool, make_batch: Callable | None, arguments: tuple):
+        """Runs a step of one replica, at first without XLA if the program is not there yet."""
+        begins = self.begins_at_once and self.choice.on and not self._at_once.is_over
+        if not begins:
+            return step(*arguments)
+        settings = padded or self._config.zero_weight_is_padding, make_batch
+        key = "plain", *settings
+        if key not in self._made:
+            plain = self._compile(self._make(*settings, xla=False), xla=False)
+            self._made[key] = alike(plain, self._plain_numbers)
+        return self._at_once(step, self._made[key], arguments)
+
     def _function(self, padded: bool, make_batch: Callable | None) -> Callable:
         settings = padded or self._config.zero_weight_is_padding, make_batch
         key = *settings, str(self._rows_of_all) if self._asks_rows else None
@@ -567,7 +587,12 @@ class _Step:
         return self._made[key]
 
     def _make(
-        self, padded: bool, make_batch: Callable | None, *, eagerly: bool = False
+        self,
+        padded: bool,
+        make_batch: Callable | None,
+        *,
+        xla: bool | None = None,
+        eagerly: bool = False,
     ) -> Callable:
         """Returns the step as a function of the batches of all local replicas, or of the only one.
 
@@ -575,7 +600,7 @@ class _Step:
         several steps. With `eagerly` it runs as Python.
         """
         model, config, step, trains = self._model, self._config, self._step, self.trains
-        parts, xla = self._parts, self.choice.on and not eagerly
+        parts, xla = self._parts, (self.choice.on if xla is None else xla) and not eagerly
         if padded:
             step = padding.leave_out_padding(model, step)
         weigh = functools.partial(totals_lib.weight_of, padding=padded)
@@ -619,8 +644,8 @@ class _Step:
             )
         return replica_steps.from_deferred(whole, make_batch, trains=self.trains)
 
-    def _compile(self, made: Callable) -> Callable:
-        xla = self.choice.on
+    def _compile(self, made: Callable, *, xla: bool | None = None) -> Callable:
+        xla = self.choice.on if xla is None else xla
         made = waits.traced(made, self._name, xla=xla)
         is_compiled = xla and not self.several
         if is_compiled:
@@ -629,7 +654,7 @@ class _Step:
             tf.function,
             autograph=False,
             jit_compile=is_compiled,
-            experimental_attributes=UNORDERED if self._sums_in_xla else None,
+            experimental_attributes=UNORDERED if xla and self._sums_in_xla else None,
         )
         if xla or self._updates_in_xla:
             return Recoverable(compile_, made, self._model)

@@ -25,7 +25,7 @@ Other failures of an execution, such as an interrupted collective or a CUDA erro
 import ctypes
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -79,6 +79,7 @@ class Recoverable:
         self._compile, self._step, self._model = compile_, step, model
         self._now = None  # the variables that this call changes, if this call is traced
         self._kept = {}  # the values of those variables, if the host has room
+        self._is_prepared = False  # traced, but not called yet
         self._make()
 
     def __call__(self, *arguments):
@@ -87,6 +88,9 @@ class Recoverable:
         Raises:
           tf.errors.OpError: whatever the step raises.
         """
+        if self._is_prepared:
+            self._is_prepared, self._now = False, dict(self._changed)
+            self._kept = _copied(self._now, self._model)
         try:
             return self._function(*arguments)
         except tf.errors.OpError as error:
@@ -98,6 +102,18 @@ class Recoverable:
             raise
         finally:
             self._now, self._kept = None, {}
+
+    def get_concrete_function(self, *arguments):
+        """Traces the step for a later call, and returns the `ConcreteFunction`.
+
+        The variables may change until then: their values are copied when the step is called.
+        """
+        try:
+            traced = self._function.get_concrete_function(*arguments)
+        finally:
+            self._now, self._kept = None, {}
+        self._is_prepared = True
+        return traced
 
     def experimental_get_tracing_count(self) -> int:
         """Returns how often the step was traced, as `tf.function` does."""
@@ -120,6 +136,32 @@ class Recoverable:
             self._kept = _copied(self._now, self._model)
         self._changed |= self._now
         return outputs
+
+
+def restorer(function: Callable, arguments: Sequence, model) -> Callable[[], None]:
+    """Returns what gives the variables that a `tf.function` changes the values that they have now.
+
+    The values are on the host. If it has no room, the returned function does nothing.
+    """
+    graph = function.get_concrete_function(*arguments).graph
+    changed = {id(each.handle): each for each in _changed_in(graph)}
+    kept = _copied(changed, model)
+
+    def restore() -> None:
+        for key, value in kept.items():
+            changed[key].assign(value)
+
+    return restore
+
+
+def keep_memory_of(handles: Iterable[tuple[tf.Tensor, tf.DType]]) -> None:
+    """Ensures that nothing frees variables' memory a second time, after XLA ran out of memory.
+
+    Args:
+      handles: the handle and dtype of each variable, which nothing uses any more.
+    """
+    for handle, dtype in handles:
+        _Variable(handle, dtype).let_go()
 
 
 def _changed_in(graph) -> Iterator[_Variable]:

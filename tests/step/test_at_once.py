@@ -1,0 +1,135 @@
+"""Training begins without XLA, and goes on with the program that a thread compiled meanwhile."""
+
+import logging
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import compiled
+
+from tfaccel.step import aside
+
+ROWS = 64
+
+
+def make():
+    keras.utils.set_random_seed(1)
+    x = inputs = keras.Input((8,))
+    for _ in range(3):
+        x = keras.layers.BatchNormalization()(keras.layers.Dense(16, activation="gelu")(x))
+    return keras.Model(inputs, keras.layers.Dense(2)(x))
+
+
+def trained(*, at_once, steps_per_execution=1, epochs=3, callbacks=()):
+    model = compiled(
+        make,
+        1,
+        optimizer=keras.optimizers.Adam(1e-2),
+        loss="mse",
+        steps_per_execution=steps_per_execution,
+    )
+    model.train_function._step.begins_at_once = at_once
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(ROWS, 8)).astype("f4"), rng.normal(size=(ROWS, 2)).astype("f4")
+    history = model.fit(
+        x, y, batch_size=8, epochs=epochs, shuffle=False, verbose=0, callbacks=[*callbacks]
+    )
+    return model, history.history["loss"]
+
+
+class WaitsInEpoch(keras.callbacks.Callback):
+    """Waits for the thread before the second epoch, so that the change is at a known place."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            self.model.train_function._step._at_once._aside.wait()
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+def test_weights_are_those_of_training_with_xla_alone(steps_per_execution, caplog):
+    caplog.set_level(logging.INFO, "tfaccel")
+    settings = {"steps_per_execution": steps_per_execution}
+    model, losses = trained(at_once=True, callbacks=[WaitsInEpoch()], **settings)
+    reference, wanted = trained(at_once=False, **settings)
+    np.testing.assert_allclose(losses, wanted, rtol=1e-4)
+    for one, other in zip(model.get_weights(), reference.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
+    said = [each.message for each in caplog.records]
+    assert len([each for each in said if "training has begun without XLA" in each]) == 1
+    num = ROWS // 8 // steps_per_execution
+    assert len([each for each in said if f"beside {num} executions without XLA" in each]) == 1
+
+
+def test_the_change_traces_and_compiles_nothing_again():
+    model, _ = trained(at_once=True, callbacks=[WaitsInEpoch()])
+    step = model.train_function._step
+    (name,) = [each for each in step._made if each[0] != "plain"]
+    assert step._made[name].__wrapped__.experimental_get_tracing_count() == 1
+
+
+def test_a_fault_of_the_thread_is_raised_where_the_step_runs(monkeypatch):
+    def fails(*_):
+        raise tf.errors.InternalError(None, None, "it broke")
+
+    monkeypatch.setattr(aside.StandIns, "run", fails)
+    with pytest.raises(tf.errors.InternalError, match="it broke"):
+        trained(at_once=True, callbacks=[WaitsInEpoch()])
+
+
+def test_an_operation_that_xla_refuses_leaves_the_training_without_xla(monkeypatch, caplog):
+    def fails(*_):
+        raise tf.errors.InvalidArgumentError(None, None, "x must be a compile-time constant")
+
+    caplog.set_level(logging.INFO, "tfaccel")
+    monkeypatch.setattr(aside.StandIns, "run", fails)
+    model, losses = trained(at_once=True, callbacks=[WaitsInEpoch()])
+    assert not model.train_function.xla
+    np.testing.assert_allclose(losses, trained(at_once=False)[1], rtol=1e-4)
+    assert "step: without XLA" in caplog.text
+
+
+def test_without_memory_for_the_first_step_the_training_waits_for_xla(monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "tfaccel")
+    model = compiled(make, 1, optimizer=keras.optimizers.SGD(1.0), loss="mse")
+    step = model.train_function._step
+    step.begins_at_once = True
+    x, y = np.ones((8, 8), "f4"), np.ones((8, 2), "f4")
+    real, failed = step._compile, []
+
+    def compile_(made, *, xla=None):
+        function = real(made, xla=xla)
+        if xla is not False:
+            return function
+
+        class Lacking:
+            get_concrete_function = function.get_concrete_function
+
+            def __call__(self, *arguments):
+                function(*arguments)  # changes the variables
+                failed.append(1)
+                raise tf.errors.ResourceExhaustedError(None, None, "OOM")
+
+        return Lacking()
+
+    monkeypatch.setattr(step, "_compile", compile_)
+    before = model.get_weights()
+    model.train_on_batch(x, y)
+    assert failed == [1]
+    assert "training waits for XLA, because memory ran out" in caplog.text
+    other = compiled(make, 1, optimizer=keras.optimizers.SGD(1.0), loss="mse")
+    np.testing.assert_array_equal(before[0], other.get_weights()[0])
+    other.train_on_batch(x, y)
+    for one, two in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
+
+
+def test_batches_of_another_shape_wait_for_xla():
+    model, _ = trained(at_once=True, epochs=1)
+    step = model.train_function._step
+    model.train_on_batch(np.ones((5, 8), "f4"), np.ones((5, 2), "f4"))
+    deadline = time.monotonic() + 60
+    while not step._at_once.is_over and time.monotonic() < deadline:
+        model.train_on_batch(np.ones((8, 8), "f4"), np.ones((8, 2), "f4"))
+    assert step._at_once.is_over

@@ -1,0 +1,78 @@
+"""Compiles a step with XLA in a thread, while the step runs without XLA.
+
+    aside = Aside(recoverable, arguments)       # traces it here; then a thread compiles it
+    while aside.runs: ...                       # other steps
+    aside.fault                                 # why it has no program; None if it has one
+
+The thread runs the step once on stand-ins of the variables, so that the step's next call finds the
+program (tfaccel/keras_internals/stand_ins.py).
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfaccel.keras_internals.function_names import Alike
+from tfaccel.keras_internals.stand_ins import StandIns
+from tfaccel.process.out_of_memory import is_of_xla
+from tfaccel.step.recoverable import keep_memory_of
+
+log = logging.getLogger("tfaccel")
+
+
+class Aside:
+    """The compilation of a step in a thread of its own.
+
+    Attributes:
+      fault: why the step has no program yet, as an exception; None while it is compiled, and if it
+        was compiled. Of a lack of memory there is none: that comes after the compilation.
+      seconds: the seconds that the compilation took, once it has ended.
+    """
+
+    fault: Exception | None = None
+    seconds: float | None = None
+
+    def __init__(self, step: Alike, arguments: Sequence):
+        """Traces the step, makes the stand-ins, and starts the thread.
+
+        Args:
+          step: the step, which XLA compiles.
+          arguments: the batch of its next call; the thread reads them, too.
+
+        Raises:
+          HasOtherStateError: the step has state that is no variable.
+          tf.errors.ResourceExhaustedError: there is no room for the stand-ins.
+          Exception: whatever the trace of the step raises.
+        """
+        self._stand_ins = StandIns(step.get_concrete_function(*arguments))
+        self._arguments = arguments
+        self._thread = threading.Thread(target=self._compile, name="tfaccel-xla", daemon=True)
+        self._thread.start()
+
+    @property
+    def runs(self) -> bool:
+        """Whether the step is still being compiled."""
+        return self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Waits until the step is compiled, or cannot be."""
+        self._thread.join()
+
+    def _compile(self) -> None:
+        began = time.monotonic()
+        try:
+            self._stand_ins.run(self._arguments)
+        except tf.errors.OpError as error:
+            if is_of_xla(str(error)):
+                keep_memory_of(self._stand_ins.handles)  # XLA has freed it
+            else:
+                self.fault = error
+        except Exception as error:  # noqa: BLE001  the caller's thread decides
+            self.fault = error
+        self.seconds = time.monotonic() - began
+        self._stand_ins = self._arguments = None
+
+
