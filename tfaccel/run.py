@@ -80,6 +80,7 @@ def setup(
     tf32: bool = True,
     xla: bool | None = None,
     flash_attention: bool = True,
+    begin_without_xla: bool = True,
     compile_cache: bool = True,
     seed: int = 0,
     deterministic: bool = False,
@@ -104,6 +105,8 @@ def setup(
         where it makes most steps slower.
       flash_attention: whether cuDNN's flash kernels compute attentions in steps that XLA compiles
         for GPUs: see tfaccel/step/attention/README.md.
+      begin_without_xla: whether training on one replica begins without XLA while XLA compiles the
+        step for the first time. With `deterministic` it waits.
       compile_cache: whether to keep what XLA compiles for a GPU, and which kernels it chose by
         timing, for later processes.
       seed: the seed of weights, dropout, data order and augmentation.
@@ -127,6 +130,7 @@ def setup(
             tf32=tf32,
             xla=xla,
             flash_attention=flash_attention,
+            begin_without_xla=begin_without_xla,
             compile_cache=compile_cache,
             seed=seed,
             deterministic=deterministic,
@@ -476,7 +480,8 @@ class Run:
                     f"{other}{field} is a field of StepConfig; use "
                     f"step=tfaccel.StepConfig({field}=...)"
                 )
-        own = {"xla": self.runtime.xla, "flash_attention": self.runtime.flash_attention}
+        names = ("xla", "flash_attention", "begin_without_xla")
+        own = {name: getattr(self.runtime, name) for name in names}
         with waits.on("preparing the step"):
             compile_model(model, self.strategy, step, *args, **own, **compile_args)
         methods.extend(

@@ -99,6 +99,45 @@ def test_tensorflow_reads_its_flags_when_it_is_asked_for_devices():
         assert not os.listdir(folder)
 
 
+def test_a_process_knows_which_programs_are_there(own_cache, monkeypatch):
+    assert not compile_cache.has("a model")
+    use({})
+    (folder,) = own_cache.iterdir()
+    before = compile_cache.programs()
+    compile_cache.note("a model", before)
+    assert not compile_cache.has("a model")  # nothing was compiled
+    for name in ("step.pb", "more.pb"):
+        (folder / name).write_bytes(ENTRY)
+    compile_cache.note("a model", before)
+    assert compile_cache.programs() == {"step.pb", "more.pb"}
+    begin_process(monkeypatch)
+    assert not compile_cache.has("a model")
+    use({})
+    assert compile_cache.has("a model")
+    assert not compile_cache.has("another model")
+    (folder / "more.pb").unlink()
+    assert not compile_cache.has("a model")
+
+
+def test_without_a_folder_no_program_is_there(monkeypatch):
+    use({})
+    compile_cache.leave_out("a test asks for it")
+    compile_cache.note("a model", frozenset())
+    assert compile_cache.programs() == frozenset()
+    assert not compile_cache.has("a model")
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b"[]", b"[1]", b"\xff"])
+def test_a_damaged_list_of_programs_knows_none(own_cache, text):
+    use({})
+    (folder,) = own_cache.iterdir()
+    (folder / "step.pb").write_bytes(ENTRY)
+    compile_cache.note("a model", frozenset())
+    (path,) = folder.glob("*.programs.json")
+    path.write_bytes(text)
+    assert not compile_cache.has("a model")
+
+
 @pytest.mark.parametrize("mode", [0o770, 0o707])
 def test_a_folder_that_others_may_write_is_not_used(own_cache, caplog, mode):
     caplog.set_level("INFO", "tfaccel")

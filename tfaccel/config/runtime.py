@@ -35,6 +35,10 @@ class RuntimeConfig:
     means True with GPUs and False on the CPU, where XLA makes most steps slower."""
     flash_attention: bool = True
     """Compute attentions with cuDNN's flash kernels. They need XLA, and float16 or bfloat16."""
+    begin_without_xla: bool = True
+    """Begin training without XLA while XLA compiles the step for the first time, on one replica.
+    The step changes over between two executions. Dropout then draws other numbers at first. With
+    deterministic=True training waits for XLA."""
     compile_cache: bool = True
     """Keep what XLA compiles for a GPU, and which kernels it chose by timing, for later processes.
     The files are in tfaccel/xla and tfaccel/autotuning of the cache folder (XDG_CACHE_HOME, or
@@ -60,6 +64,7 @@ class RuntimeConfig:
         check_flag("tf32", self.tf32)
         object.__setattr__(self, "xla", _xla(self.xla))
         check_flag("flash_attention", self.flash_attention)
+        check_flag("begin_without_xla", self.begin_without_xla)
         check_flag("compile_cache", self.compile_cache)
         check_int("seed", self.seed, at_least=0, at_most=2**32 - 1)  # what NumPy takes
         check_flag("deterministic", self.deterministic)

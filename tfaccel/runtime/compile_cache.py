@@ -33,7 +33,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import BinaryIO
 
-from tfaccel.common import temporary
+from tfaccel.common import own_files, temporary
 from tfaccel.process.cache_folder import cache_folder, make_own
 from tfaccel.runtime.private_names import devices_are_known
 
@@ -105,6 +105,51 @@ def leave_out(reason: str) -> None:
     if _is_prepared():
         _point_to(_link().parent / "unused")
     log.info("compile cache: off, because %s", reason)
+
+
+# Which programs are there. TensorFlow knows it only once a step is traced, so words stand for it.
+
+
+def programs() -> frozenset[str]:
+    """Returns the names of the entries in the folder that this process uses."""
+    folder = _in_use()
+    return frozenset(each.name for each in folder.glob("*.pb")) if folder else frozenset()
+
+
+def has(of: str) -> bool:
+    """Returns whether all programs that an earlier process compiled for `of` are still there."""
+    folder = _in_use()
+    if folder is None:
+        return False
+    try:
+        names = json.loads(_list_of(folder, of).read_bytes())
+        return bool(names) and all((folder / str(each)).exists() for each in names)
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def note(of: str, before: frozenset[str]) -> None:
+    """Keeps which programs were compiled for `of`: those that were not there before.
+
+    Args:
+      of: what the programs depend on, such as the model, the batch and the optimizer.
+      before: what `programs()` returned before XLA compiled them.
+    """
+    folder, new = _in_use(), programs() - before
+    if folder is not None and new:
+        with contextlib.suppress(OSError):  # then the next process takes them for missing
+            own_files.replace(_list_of(folder, of), json.dumps(sorted(new)).encode())
+
+
+def _list_of(folder: pathlib.Path, of: str) -> pathlib.Path:
+    return folder / f"{hashlib.blake2b(of.encode(), digest_size=16).hexdigest()}.programs.json"
+
+
+def _in_use() -> pathlib.Path | None:
+    if not _is_prepared():
+        return None
+    folder = _link().resolve()
+    return None if folder == (_link().parent / "unused").resolve() else folder
 
 
 def _flags() -> str:

@@ -82,6 +82,7 @@ class Runtime:
       seed: the seed of all random numbers.
       loader_threads: CPU threads for each replica's loader.
       flash_attention: whether cuDNN's flash kernels compute attentions where they can.
+      begin_without_xla: whether training begins while XLA still compiles the step.
     """
 
     devices: tuple[Device, ...]
@@ -90,6 +91,7 @@ class Runtime:
     seed: int
     loader_threads: int
     flash_attention: bool = True
+    begin_without_xla: bool = False
 
 
 def configure(config: RuntimeConfig, cluster: Cluster = ALONE) -> Runtime:
@@ -167,6 +169,7 @@ def configure(config: RuntimeConfig, cluster: Cluster = ALONE) -> Runtime:
         seed=config.seed,
         loader_threads=loader_threads,
         flash_attention=config.flash_attention,
+        begin_without_xla=config.begin_without_xla and not config.deterministic,
     )
 
 

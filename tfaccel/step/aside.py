@@ -70,9 +70,7 @@ class Aside:
                 keep_memory_of(self._stand_ins.handles)  # XLA has freed it
             else:
                 self.fault = error
-        except Exception as error:  # noqa: BLE001  the caller's thread decides
+        except Exception as error:
             self.fault = error
         self.seconds = time.monotonic() - began
         self._stand_ins = self._arguments = None
-
-

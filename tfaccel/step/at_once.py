@@ -7,6 +7,7 @@ The first execution runs without XLA. Then the step is traced for XLA, a thread 
 tfaccel/step/aside.py), and executions run without XLA until it has ended. The next one is XLA's.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -16,8 +17,11 @@ from tfaccel.common.run_log import summary
 from tfaccel.keras_internals.function_names import Alike
 from tfaccel.keras_internals.stand_ins import HasOtherStateError
 from tfaccel.process import waits
+from tfaccel.runtime import compile_cache
 from tfaccel.step.aside import Aside
 from tfaccel.step.recoverable import restorer
+
+log = logging.getLogger("tfaccel")
 
 
 class AtOnce:
@@ -29,9 +33,15 @@ class AtOnce:
 
     is_over = False
 
-    def __init__(self, model):
-        """Takes the model whose step runs."""
-        self._model, self._aside, self._num = model, None, 0
+    def __init__(self, model, of: str):
+        """Takes the model whose step runs.
+
+        Args:
+          model: the model.
+          of: what the program of the step depends on, in words.
+        """
+        self._model, self._aside, self._num, self._of = model, None, 0, of
+        self._before = frozenset()  # the programs that were there at the beginning
         self._step = None  # the first one: steps for batches of other shapes wait for XLA
 
     def __call__(self, step: Alike, plain: Alike, arguments: Sequence):
@@ -47,13 +57,18 @@ class AtOnce:
         """
         if self._step not in (None, step):
             return self._end(step, arguments)
+        if self._step is None and compile_cache.has(self._of):
+            log.info("step: it waits for XLA's program, which is in the compile cache")
+            return self._end(step, arguments)
         self._step = step
         try:
             if self._num == 0:
+                self._before = compile_cache.programs()
                 return self._first(plain, arguments)
             if self._aside is None:
                 waits.now("tracing the training step for XLA")
                 self._aside = Aside(step, arguments)
+                waits.now("running a training step")
         except (HasOtherStateError, tf.errors.ResourceExhaustedError) as error:
             why = "memory ran out" if isinstance(error, tf.errors.OpError) else str(error)
             summary("step: training waits for XLA, because %s", why)
@@ -64,8 +79,9 @@ class AtOnce:
         if self._aside.fault is not None:
             self.is_over = True
             raise self._aside.fault
+        compile_cache.note(self._of, self._before)
         summary(
-            "step: XLA compiled it in %.0f s, beside %d executions without XLA; it runs from now on",
+            "step: XLA compiled it in %.0f s, beside %d executions without XLA; now it is used",
             self._aside.seconds,
             self._num,
         )
@@ -88,4 +104,7 @@ class AtOnce:
 
     def _end(self, step: Callable, arguments: Sequence):
         self.is_over, self._step, self._aside = True, None, None
-        return step(*arguments)
+        before = compile_cache.programs()
+        outputs = step(*arguments)
+        compile_cache.note(self._of, before)
+        return outputs

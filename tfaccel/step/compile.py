@@ -55,6 +55,7 @@ def compile_model(
     *args,
     xla: bool,
     flash_attention: bool = True,
+    begin_without_xla: bool = False,
     **compile_args,
 ) -> None:
     """Compiles `model` for `strategy`.
@@ -66,6 +67,7 @@ def compile_model(
       *args: passed to the model's `compile`, which may be the model's own.
       xla: whether steps are compiled with XLA.
       flash_attention: whether cuDNN's flash kernels compute attentions, where XLA and GPUs can.
+      begin_without_xla: whether training begins while XLA still compiles the step.
       **compile_args: also passed to `compile`. `jit_compile` is refused.
 
     Raises:
@@ -106,7 +108,14 @@ def compile_model(
         mixing.check(model, config)
         change = mixing.specs_as_probabilities(model)
     build_from_specs(model, change=change)
-    set_functions(model, strategy, config, xla=xla, flash_attention=flash_attention)
+    set_functions(
+        model,
+        strategy,
+        config,
+        xla=xla,
+        flash_attention=flash_attention,
+        begin_without_xla=begin_without_xla,
+    )
 
 
 def _check_layers(model, strategy, *, xla: bool) -> None:

@@ -105,7 +105,13 @@ AFTER, ASK, WITHIN = "after", "ask", "within"
 
 
 def set_functions(
-    model, strategy, config: StepConfig, *, xla: bool, flash_attention: bool, at_once: bool = False
+    model,
+    strategy,
+    config: StepConfig,
+    *,
+    xla: bool,
+    flash_attention: bool,
+    begin_without_xla: bool,
 ) -> None:
     """Sets the functions that `fit`, `evaluate` and `predict` call for each execution.
 
@@ -146,7 +152,7 @@ def set_functions(
         return made
 
     train = make("train_step", choice=trains, updates_in_xla=xla, trains=True)
-    train.begins_at_once = at_once
+    train.begins_at_once = begin_without_xla
     test = make("test_step", choice=tests, trains=False)
     num_parts = config.accumulation_steps
     in_parts = f", the batch in {num_parts} parts" if num_parts > 1 else ""
@@ -332,7 +338,7 @@ class _Step:
         self._telling_rows = functools.partial(telling_rows, strategy, parts=self._parts)
         self._lengths = set()  # the lengths of the launches of several steps, so far
         self._in_lanes, self._said = eager.met_by_lanes(replicas), said
-        self._at_once, self._plain_numbers = AtOnce(model), own_numbers()
+        self._at_once, self._plain_numbers = None, own_numbers()
         self.begins_at_once = False
 
     @property
@@ -477,13 +483,15 @@ class _Step:
     def _wait(self, what: str, batches) -> contextlib.AbstractContextManager:
         """Tells what the step does while it runs for long, as when it is first compiled."""
 
-        def of():
-            shapes = tf.nest.map_structure(lambda each: getattr(each, "shape", None), batches)
-            num_weights = sum(math.prod(each.shape) for each in self._model.weights)
-            device, policy = self._replicas[0].device, keras.config.dtype_policy().name
-            return f"{self._model.name}, {num_weights} weights, {shapes}, {policy}, {device}"
-
+        of = functools.partial(self._described, batches)
         return waits.on(f"running {what}", of=of, is_usual=True)
+
+    def _described(self, batches) -> str:
+        """Returns what the program of a step depends on, but for the code of its layers."""
+        shapes = tf.nest.map_structure(lambda each: getattr(each, "shape", None), batches)
+        num_weights = sum(math.prod(each.shape) for each in self._model.weights)
+        device, policy = self._replicas[0].device, keras.config.dtype_policy().name
+        return f"{self._model.name}, {num_weights} weights, {shapes}, {policy}, {device}"
 
     def _on(self, batches: list, *, padded: bool) -> dict:
         rows = functools.partial(rows_of_all, self._strategy, batches)
@@ -569,8 +577,11 @@ class _Step:
 
     def _run(self, step: Callable, padded: bool, make_batch: Callable | None, arguments: tuple):
         """Runs a step of one replica, at first without XLA if the program is not there yet."""
-        begins = self.begins_at_once and self.choice.on and not self._at_once.is_over
-        if not begins:
+        if self._at_once is None:
+            optimizer = getattr(self._model.optimizer, "name", None)
+            of = f"{self._described(arguments)}, {optimizer}, {self._config}"
+            self._at_once = AtOnce(self._model, of)
+        if not (self.begins_at_once and self.choice.on) or self._at_once.is_over:
             return step(*arguments)
         settings = padded or self._config.zero_weight_is_padding, make_batch
         key = "plain", *settings
