@@ -220,7 +220,7 @@ def test_xla_compiles_each_step_when_asked(setup, xla, use, caplog):
     run.compile(model, "sgd", loss())
     data = (X[:16],) if use == "predict" else (X[:16], Y[:16])
     with caplog.at_level("INFO", logger="tfaccel"):
-        getattr(model, use)(*data, verbose=0)
+        getattr(model, use)(*data, batch_size=8, verbose=0)
     said = re.findall(
         r"does not support an operation of the step \((AsString|StringToNumber)", caplog.text
     )
