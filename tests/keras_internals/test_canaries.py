@@ -1625,6 +1625,17 @@ def _(monkeypatch):
     return read == [0, 1] and [each.options().autotune.enabled for each in made] == [False] * 2
 
 
+@canary("ConcreteFunction._inference_function", "is called with other captures")
+def _():
+    one, two = tf.Variable(1.0), tf.Variable(10.0)
+    function = tf.function(lambda x: one.assign_add(x), autograph=False)
+    traced = function.get_concrete_function(tf.constant(2.0))
+    (handle,) = traced.captured_inputs
+    assert handle is one.handle
+    traced._inference_function.call_with_captures((tf.constant(2.0),), {}, [two.handle])
+    return one.numpy() == 1 and two.numpy() == 12
+
+
 @pytest.mark.parametrize(("name", "does"), CANARIES, ids=[f"{n} {d}" for n, d in CANARIES])
 def test_private_names_are_what_they_were(monkeypatch, name, does):
     check = CANARIES[name, does]

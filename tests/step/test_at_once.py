@@ -29,8 +29,8 @@ def trained(*, at_once, steps_per_execution=1, epochs=3, callbacks=()):
         optimizer=keras.optimizers.Adam(1e-2),
         loss="mse",
         steps_per_execution=steps_per_execution,
+        begin_without_xla=at_once,
     )
-    model.train_function._step.begins_at_once = at_once
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(ROWS, 8)).astype("f4"), rng.normal(size=(ROWS, 2)).astype("f4")
     history = model.fit(
@@ -92,9 +92,9 @@ def test_an_operation_that_xla_refuses_leaves_the_training_without_xla(monkeypat
 
 def test_without_memory_for_the_first_step_the_training_waits_for_xla(monkeypatch, caplog):
     caplog.set_level(logging.INFO, "tfaccel")
-    model = compiled(make, 1, optimizer=keras.optimizers.SGD(1.0), loss="mse")
+    settings = {"loss": "mse", "begin_without_xla": True}
+    model = compiled(make, 1, optimizer=keras.optimizers.SGD(1.0), **settings)
     step = model.train_function._step
-    step.begins_at_once = True
     x, y = np.ones((8, 8), "f4"), np.ones((8, 2), "f4")
     real, failed = step._compile, []
 

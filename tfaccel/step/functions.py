@@ -151,8 +151,13 @@ def set_functions(
                 made.ask(is_own=True)
         return made
 
-    train = make("train_step", choice=trains, updates_in_xla=xla, trains=True)
-    train.begins_at_once = begin_without_xla
+    train = make(
+        "train_step",
+        choice=trains,
+        updates_in_xla=xla,
+        trains=True,
+        begins_at_once=begin_without_xla,
+    )
     test = make("test_step", choice=tests, trains=False)
     num_parts = config.accumulation_steps
     in_parts = f", the batch in {num_parts} parts" if num_parts > 1 else ""
@@ -317,6 +322,7 @@ class _Step:
         said: set[str],
         trains: bool,
         updates_in_xla: bool = False,
+        begins_at_once: bool = False,
     ):
         self._model, self._strategy, self._replicas = model, strategy, replicas
         self._config, self.choice, self.trains = config, choice, trains
@@ -338,8 +344,8 @@ class _Step:
         self._telling_rows = functools.partial(telling_rows, strategy, parts=self._parts)
         self._lengths = set()  # the lengths of the launches of several steps, so far
         self._in_lanes, self._said = eager.met_by_lanes(replicas), said
+        self._begins_at_once = begins_at_once
         self._at_once, self._plain_numbers = None, own_numbers()
-        self.begins_at_once = False
 
     @property
     def updates_on_gpu(self) -> bool:
@@ -581,7 +587,7 @@ class _Step:
             optimizer = getattr(self._model.optimizer, "name", None)
             of = f"{self._described(arguments)}, {optimizer}, {self._config}"
             self._at_once = AtOnce(self._model, of)
-        if not (self.begins_at_once and self.choice.on) or self._at_once.is_over:
+        if not (self._begins_at_once and self.choice.on) or self._at_once.is_over:
             return step(*arguments)
         settings = padded or self._config.zero_weight_is_padding, make_batch
         key = "plain", *settings
