@@ -15,12 +15,17 @@ arm that is far behind the best of its side gets no further turns.
 machine has enough GPUs. The JSON file of a row has the command, the date, and the settings,
 hardware, versions and stretches of every arm. It is written after each turn.
 
-The rows V (images) and L (tokens) train networks of many kinds beside the same ones in compiled
+The rows C, V (images) and L (tokens) train networks of many kinds beside the same ones in compiled
 PyTorch. tools/bench_arms/networks.py has their sizes. The flags for the work, such as --batch, do
-not change them. Each of their arms has an empty compile cache, so that the time of its first step
+not change them. Each arm of V and L has an empty compile cache, so that the time of its first step
 counts what is compiled. A line for each arm has its rows/s, ms of a step, spread of the stretches,
 peak memory, and start. The row has the ratio of rows/s and the ratio of peak memory. The batches on
 the device do not count as memory, and the rival with the least memory counts.
+
+The rows C measure starts: the seconds to the end of the first step, to the 1,000th, and to full
+speed. Each arm is a process with empty compile caches, one after another. Ours starts again with
+the caches that it filled: this arm is called "warm", and does not count for the ratio. Ours runs 10
+steps in an execution, and its first step is the end of the first execution.
 
     python tools/bench.py --rows=V7,L1 --torch-python=python3 --output=out --time-limit=580
     python tools/bench.py --rows=V,L --smoke --torch-python=python3
@@ -70,8 +75,9 @@ from bench_arms.machine import (
     has_torch,
 )
 from bench_arms.measure import measure_row
-from bench_arms.rows import ROWS_RATE, TARGET, Row, make_rows
+from bench_arms.rows import ROWS_RATE, START, TARGET, Row, make_rows
 from bench_arms.speed_table import short_lines, speed_table
+from bench_arms.starts import CACHES
 from bench_arms.time_limit import TimeLimit
 
 from tfaccel.common.errors import did_you_mean
@@ -82,11 +88,10 @@ OF_DRIVER = {"program", "gpus", "processes", "environment"}  # settings for this
 OF_SETUP = {"precision", "xla", "setup", "environment"}  # settings of an arm's whole process
 WORK = ("steps", "drop", "batch", "image_size", "model")  # settings of every arm
 FOLDERS = {"jpegs": ".", "mnist": "training"}  # settings that are folders, and what must be in them
+OF_NETWORKS = (ROWS_RATE, START)
 PROGRAMS_OF_OURS = ("ours.py", "ours_networks.py")
 PACKAGES_BESIDE_TORCH = ("timm", "transformers")  # that rows may need
 LEAST_S = 20  # of a time limit, for a row to be begun
-# The folders in which tfaccel and torch.compile keep what they compiled for later processes.
-CACHES = ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -201,13 +206,13 @@ def measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
             continue
         try:
             for found in measure_with(row, options, num_gpus, ends):
-                if row.measure == ROWS_RATE:
+                if row.measure in OF_NETWORKS:
                     found["without"] = without_figures(whole_row, found)
                 ratios[label] = found["ratio"]
                 print(f"{label}: {summary_of(row, found, options.repeats)}", flush=True)
                 if options.output:
                     write(facts | found, options.output)
-            if row.measure == ROWS_RATE:
+            if row.measure in OF_NETWORKS:
                 print(*arm_lines(found), sep="\n", flush=True)
         except ArmError as error:
             print(f"bench: error: {label}: {error}", file=sys.stderr, flush=True)
@@ -238,7 +243,7 @@ def without(row: Row, words: Sequence[str]) -> Row:
     Raises:
       UsageError: a side would have no arm.
     """
-    if row.measure != ROWS_RATE:
+    if row.measure not in OF_NETWORKS:
         return row
     sides = [
         {name: arm for name, arm in arms.items() if not any(each in name for each in words)}
@@ -318,7 +323,7 @@ def with_work(row: Row, options: argparse.Namespace) -> Row:
     Raises:
       UsageError: --ours has a setting that an arm of tfaccel has not.
     """
-    work = {} if row.measure == ROWS_RATE else {name: getattr(options, name) for name in WORK}
+    work = {} if row.measure in OF_NETWORKS else {name: getattr(options, name) for name in WORK}
     for program in {each["program"] for each in row.ours.values()} if options.ours else ():
         for name in options.ours.keys() - listed_settings(program) - OF_DRIVER:
             raise UsageError(f"--ours: row {row.name} has no setting '{name}'; leave it out")
@@ -336,11 +341,11 @@ def with_work(row: Row, options: argparse.Namespace) -> Row:
 
 
 def with_ours(settings: dict, ours: dict) -> dict:
-    """Returns an arm's settings, changed by --ours; the environments of both are merged."""
+    """Returns an arm's settings, changed by --ours; environments and setups are merged."""
     merged = settings | ours
-    if "environment" in merged:
-        own, added = (each.get("environment", {}) for each in (settings, ours))
-        merged["environment"] = own | added
+    for name in {"environment", "setup"} & merged.keys():
+        own, added = (each.get(name, {}) for each in (settings, ours))
+        merged[name] = own | added
     return merged
 
 

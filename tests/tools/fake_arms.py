@@ -20,7 +20,7 @@ def begin(settings):
         stack = "".join(f"    @     {address:#x}  (unknown)\\n" for address in range(50))
         sys.exit(f"something about a GPU\\n{stack}")
     time.sleep(settings.get("sleeps", 0))
-    values = iter(settings["values"])
+    values = iter(settings.get("values", ()))
 
     def stretch():
         with open(settings["turns"], "a") as file:
@@ -30,6 +30,8 @@ def begin(settings):
         return {settings.get("measure", "images_per_second"): next(values)} | more(settings)
 
     ready = {"settings": settings, "environment": {"python": "3"}, "seconds_to_first_step": 7.0}
+    if "marks" in settings:
+        ready["marks"] = settings["marks"]
     return protocol.Arm(ready, stretch)
 
 def more(settings):

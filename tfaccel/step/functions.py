@@ -205,6 +205,11 @@ class Execution:
         return self._step.choice.on and not runs_eagerly(self._model)
 
     @property
+    def is_without_xla_yet(self) -> bool:
+        """Whether training has begun without XLA, and XLA's step is not used yet."""
+        return self._step.is_without_xla_yet
+
+    @property
     def without_xla(self) -> str | None:
         """The reason why XLA does not compile the steps although you asked for it; or None."""
         return self._step.choice.reason
@@ -481,6 +486,11 @@ class _Step:
         batches = local_batches_alike(self._model, self._strategy, batch, len(self._replicas))
         with self._telling_rows(batches), self._wait(f"a {self._name}", batches):
             return self._on(batches, padded=padded)
+
+    @property
+    def is_without_xla_yet(self) -> bool:
+        """Whether steps still run without XLA because XLA compiles them meanwhile."""
+        return self._begins_at_once and self._at_once is not None and not self._at_once.is_over
 
     @property
     def _name(self) -> str:

@@ -23,7 +23,9 @@ def arm_lines(found: dict) -> Iterator[str]:
 
 def _figures(arm: dict) -> Iterator[str]:
     """Yields the figures of an arm with a stretch, in groups."""
-    stretches = arm["stretches"]
+    if "starts" in arm:
+        yield from _start_figures(arm["starts"])
+    stretches = arm.get("stretches")
     if not stretches:
         return
     rates = [f"{arm['median']:,.0f} rows/s"]
@@ -36,3 +38,16 @@ def _figures(arm: dict) -> Iterator[str]:
     if None not in peaks:
         yield f"peak {max(peaks):,.0f} MiB, {stretches[0]['data_mib']:,.0f} of them batches"
     yield f"first step after {arm[START]:.1f} s"
+
+
+def _start_figures(starts: list[dict]) -> Iterator[str]:
+    """Yields the figures of an arm that was started, of which the medians count."""
+
+    def median(name):
+        values = [each[name] for each in starts if each[name] is not None]
+        return statistics.median(values) if values else float("nan")
+
+    yield f"first step after {median(START):.1f} s"
+    yield f"1,000 steps after {median('seconds_to_step_1000'):.1f} s"
+    full = f"full speed after {median('seconds_to_full_speed'):.1f} s"
+    yield f"{full} ({median('steps_per_second'):.1f} steps/s)"

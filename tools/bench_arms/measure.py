@@ -16,20 +16,17 @@ in time, and then turns.
 import contextlib
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from bench_arms.arm_process import ArmError, ArmProcess
+from bench_arms.arm_process import ArmProcess
+from bench_arms.arm_records import OUT, Sides, as_recorded, check_any_is_left, out_if_it_fails
 from bench_arms.rows import MEMORY, ROWS_RATE, START, Row
+from bench_arms.starts import measure_starts
 from bench_arms.time_limit import TimeLimit
 
 # Starts an arm from its name, its settings, and variables to add to its environment.
 Start = Callable[[str, dict, Mapping[str, str]], ArmProcess]
 MAX_BEHIND = 0.1  # the turns of one arm differ by less than 0.01
-OUT = {"failed", "left out"}  # the record of an arm without further turns has one of these keys
-
-# The records of our arms and of the rival's arms, by name.
-Sides = tuple[dict[str, dict], dict[str, dict]]
 
 
 def measure_row(
@@ -141,7 +138,7 @@ def measure_stretches(
         turn_s = 0
         for turn in range(repeats):
             if turn and not limit.allows(turn_s):
-                say_no_further(turn, repeats, turn_s)
+                limit.say_no_further(turn, repeats, turn_s)
                 break
             began = limit.clock()
             for side in sides if turn else ():
@@ -171,12 +168,6 @@ def wait_for(name: str, arm: ArmProcess, record: dict, *, limit_s: float) -> Non
         print(f"bench: set up arm '{name}': {took}", file=sys.stderr, flush=True)
 
 
-def say_no_further(turn: int, repeats: int, seconds: float) -> None:
-    """Says that the time limit has no room for a further turn."""
-    why = f"the time limit has no room for a further one of {seconds:.0f} s"
-    print(f"bench: ends after {turn} of {repeats} turns: {why}", file=sys.stderr, flush=True)
-
-
 def leave_out_slow(row: Row, side: dict[str, dict], when: str) -> None:
     """Marks the arms that are far behind the best of their side as left out."""
     medians = {name: each["median"] for name, each in side.items() if not OUT & each.keys()}
@@ -195,55 +186,6 @@ def end_all(arms: Iterable[ArmProcess]) -> None:
         arm.tell_end()
     for arm in arms:
         arm.kill()
-
-
-@contextlib.contextmanager
-def out_if_it_fails(arm: ArmProcess, record: dict) -> Iterator[None]:
-    """Ends an arm that fails in this context, and records why."""
-    try:
-        yield
-    except ArmError as error:
-        print(f"bench: {error}", file=sys.stderr, flush=True)
-        record["failed"] = str(error)
-        arm.kill()
-
-
-def check_any_is_left(side: Mapping[str, dict]) -> None:
-    """Raises ArmError if an arm of this side has failed and no arm is left."""
-    failures = [each["failed"] for each in side.values() if "failed" in each]
-    if failures and all(OUT & each.keys() for each in side.values()):
-        raise ArmError("\n".join(failures))
-
-
-def measure_starts(row: Row, start: Start, *, repeats: int, limit: TimeLimit) -> Iterator[Sides]:
-    """Yields the records of one arm's starts, with a warm and a cold compile cache.
-
-    Each pair of starts uses a new folder as the cache. A process starts after the one before it has
-    ended.
-    """
-    ((name, settings),) = row.ours.items()
-    sides = ({}, {})
-    pair_s = 0
-    for number in range(repeats):
-        if number and not limit.allows(pair_s):
-            say_no_further(number, repeats, pair_s)
-            return
-        began = limit.clock()
-        with tempfile.TemporaryDirectory() as folder:
-            for side, label in ((1, "cold"), (0, "warm")):
-                with start(f"{name}, {label}", settings, {"XDG_CACHE_HOME": folder}) as process:
-                    ready = as_recorded(process.ready(limit_s=max(1, limit.left())))
-                arm = sides[side].setdefault(label, ready | {"starts": []})
-                arm["starts"].append(ready[START])
-                arm["median"] = statistics.median(arm["starts"])
-        pair_s = limit.clock() - began
-        yield sides
-
-
-def as_recorded(ready: dict) -> dict:
-    """Returns an arm's answer for its record, without the time at which it started."""
-    settings = {name: value for name, value in ready["settings"].items() if name != "started"}
-    return ready | {"settings": settings}
 
 
 def with_percentiles(result: dict) -> dict:

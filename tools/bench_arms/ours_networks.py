@@ -11,6 +11,7 @@ steps of an epoch are one execution. Settings:
     epoch_steps             steps of an epoch; by default "drop"
     steps_per_execution     a number, or "epoch"
     drop, steps, trace, trace_after
+    first_steps, steps_of_mark
                             see timed_fit.py
 """
 

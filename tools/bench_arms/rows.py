@@ -18,6 +18,7 @@ Arms = dict[str, dict]
 
 RATE, MEMORY, START = "images_per_second", "peak_memory_mib", "seconds_to_first_step"
 ROWS_RATE = "rows_per_second"  # of a network of networks.py: a row of its batch is an image or text
+MARK, TINY_MARK = 10, 2  # steps between the times that a start notes
 TARGET = "seconds_to_target"  # tools/bench_cifar.py measures this
 # How a rival of MNIST keeps its images: from words for the name of the arm to values of "data" in
 # keras_mnist.py.
@@ -40,8 +41,7 @@ class Row:
       goal: the goal for ours / rival: a minimum for rates, a maximum for memory and seconds.
       ours: the settings of tfaccel's arms, by name. `--ours` changes them. Settings of
         `tfaccel.setup` in `--ours` also change rivals that are tfaccel.
-      rivals: the settings of the rival's arms, by name. They are empty for START, whose rival is
-        the first arm with an empty compile cache.
+      rivals: the settings of the rival's arms, by name.
       gpus: the number of GPUs that the row needs. Rows for one GPU can also run on the CPU.
       measure: RATE, ROWS_RATE, MEMORY, START or TARGET.
       needs: other needs: "jpegs" or "mnist", which are flags of the driver; "torch", "timm" or
@@ -75,12 +75,11 @@ def make_rows(*, batch: int, tiny: bool = False) -> tuple[Row, ...]:
     """Returns all rows.
 
     Args:
-      batch: images of a step on each GPU; the batch of MNIST is ten times as large. The rows V and
-        L have their own.
-      tiny: whether the rows V and L have tiny networks, and can run on a CPU.
+      batch: images of a step on each GPU; the batch of MNIST is ten times as large. The rows C, V
+        and L have their own.
+      tiny: whether the rows C, V and L have tiny networks, and can run on a CPU.
     """
-    # The first step has already taken all memory, so few steps are enough. With one step in each
-    # execution, M1 runs the same program as C1.
+    # The first step has already taken all memory, so few steps are enough.
     few_steps = {"epoch_steps": 5, "drop": 5, "steps": 5, "steps_per_execution": 1}
     return (
         Row(
@@ -124,14 +123,10 @@ def make_rows(*, batch: int, tiny: bool = False) -> tuple[Row, ...]:
         jpeg_row("E2", gpus=4, goal=0.93, step_goal=1.3),
         scaling_row("D1", gpus=2, goal=1.94),
         scaling_row("D2", gpus=4, goal=3.85),
-        Row(
-            "C1",
-            "seconds from the process's start to its first step's end: warm compile cache / cold",
-            0.15,
-            {"mixed_float16": ours(steps_per_execution=1, epoch_steps=5)},
-            measure=START,
-            needs=("gpu",),
-        ),
+        start_row("C1", "resnet50", goal=0.7, tiny=tiny),
+        start_row("C2", "densenet121", goal=1, tiny=tiny),
+        start_row("C3", "efficientnetv2b0", goal=1, tiny=tiny),
+        start_row("C4", "vit_b16", goal=1, tiny=tiny),
         Row(
             "M1",
             "peak GPU memory, mixed_float16 and XLA / Keras float32, no XLA; 5 batches on the GPU",
@@ -179,16 +174,14 @@ def network_row(
     """
     facts = networks.find(network, tiny=tiny)
     work = {
-        "network": network,
-        "tiny": tiny,
-        "batch": facts.batch,
-        "size": facts.size,
+        **work_of(network, facts, tiny=tiny),
         "drop": networks.TINY_STEPS if tiny else networks.DROP,
         "steps": facts.steps,
     }
     of_ours = {
         "program": "ours_networks.py",
         "xla": None,
+        "setup": {"begin_without_xla": False},
         "epoch_steps": facts.epoch_steps,
         "steps_per_execution": "epoch",
         **work,
@@ -202,7 +195,6 @@ def network_row(
         rivals["float16, scaled"] = rival | {"mode": "default", "dtype": "float16"}
     if network == "attention":
         rivals["bfloat16, cuDNN's attention"] = rival | {"mode": "default", "attention": "cudnn"}
-    needs = {"own": (), "torchvision": ()}.get(facts.source, (facts.source,))
     unit = "tokens" if facts.is_of_tokens else "pixels"
     owner = facts.source + ("'" if facts.source.endswith("s") else "'s")
     return Row(
@@ -213,9 +205,57 @@ def network_row(
         {each: of_ours | {"precision": each} for each in ("mixed_bfloat16", "mixed_float16")},
         rivals,
         measure=ROWS_RATE,
-        needs=("torch", *needs) if tiny else ("torch", *needs, "gpu"),
+        needs=needs_of(facts, tiny=tiny),
         memory_goal=memory_goal,
     )
+
+
+def start_row(name: str, network: str, *, goal: float, tiny: bool) -> Row:
+    """Returns a row of the seconds to a network's first step, with empty compile caches.
+
+    Args:
+      name: the name of the row.
+      network: a key of networks.NETWORKS, of images.
+      goal: the goal for the ratio of seconds.
+      tiny: whether the network is tiny.
+    """
+    facts = networks.find(network, tiny=tiny)
+    work = {
+        **work_of(network, facts, tiny=tiny),
+        "first_steps": 4 * TINY_MARK if tiny else 1000,
+        "steps_of_mark": TINY_MARK if tiny else MARK,
+    }
+    of_keras = {"precision": "mixed_bfloat16", "epoch_steps": facts.epoch_steps, **work}
+    of_ours = {"xla": None, "steps_per_execution": work["steps_of_mark"], **of_keras}
+    return Row(
+        name,
+        f"{facts.words}, seconds to the first step, nothing compiled before / torch.compile",
+        goal,
+        {"mixed_bfloat16": {"program": "ours_networks.py", **of_ours}},
+        {
+            "torch.compile": {
+                "program": "torch_networks.py",
+                "dtype": "bfloat16",
+                "attention": "chosen",
+                "mode": "default",
+                **work,
+            },
+            "Keras, jit_compile=True": {"program": "keras_fit_networks.py", **of_keras},
+        },
+        measure=START,
+        needs=needs_of(facts, tiny=tiny),
+    )
+
+
+def work_of(network: str, facts: networks.Network, *, tiny: bool) -> dict:
+    """Returns the settings that all arms of a network have."""
+    return {"network": network, "tiny": tiny, "batch": facts.batch, "size": facts.size}
+
+
+def needs_of(facts: networks.Network, *, tiny: bool) -> tuple[str, ...]:
+    """Returns what the rows of a network need: only tiny ones can run on a CPU."""
+    packages = {"own": (), "torchvision": ()}.get(facts.source, (facts.source,))
+    return ("torch", *packages) if tiny else ("torch", *packages, "gpu")
 
 
 def ours(**settings) -> dict:
@@ -227,6 +267,7 @@ def ours(**settings) -> dict:
         "data": "random",
         "loader": "memory",
         "steps_per_execution": "epoch",
+        "setup": {"begin_without_xla": False},  # stretches are of XLA's step
     } | settings
 
 

@@ -9,6 +9,7 @@ left.
 
 import dataclasses
 import math
+import sys
 import time
 from collections.abc import Callable
 
@@ -40,3 +41,8 @@ class TimeLimit:
     def kept_for_stretches(self) -> float:
         """Returns the seconds that setups must leave: at most a quarter of those that are left."""
         return min(FOR_STRETCHES_S, max(0, self.ends - self.clock()) / 4)
+
+    def say_no_further(self, turn: int, repeats: int, seconds: float) -> None:
+        """Says that the time limit has no room for a further turn."""
+        why = f"the time limit has no room for a further one of {seconds:.0f} s"
+        print(f"bench: ends after {turn} of {repeats} turns: {why}", file=sys.stderr, flush=True)

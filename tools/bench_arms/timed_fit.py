@@ -27,6 +27,7 @@ from tfaccel.runtime import devices as runtime
 # The number of classes of ImageNet, and the mean and standard deviation of its channels.
 NUM_CLASSES = 1000
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+NO_END = 10**6  # epochs, of which a callback ends the last one
 GETTING_AHEAD = 3  # the first executions of an epoch, in which the host gets ahead of the device
 
 
@@ -49,7 +50,7 @@ def fit_arm(
         rounded up to whole epochs. "step_times" asks for the times of "steps" executions. "trace"
         is a folder for a profile of each stretch. With "trace_after" only the stretch of that
         number, from 0, is profiled, and it is one epoch. "started" is the time at which the
-        process started.
+        process started. With "first_steps" the arm has no stretches: see `start_arm`.
       epoch_steps: steps of an epoch.
       images_per_epoch: images of an epoch over all replicas, without padding rows.
       speaks: True if this process answers the driver.
@@ -58,6 +59,8 @@ def fit_arm(
     Raises:
       ValueError: step times are wanted, but the epochs are too short.
     """
+    if settings.get("first_steps"):
+        return start_arm(model, data, settings, speaks=speaks, **fit_args)
     wants_steps = settings.get("step_times", False)
     num_dropped = math.ceil(settings["drop"] / epoch_steps)
     each = executions_timed(epoch_steps, model.steps_per_execution) if wants_steps else epoch_steps
@@ -89,6 +92,25 @@ def fit_arm(
         "peak_memory_mib": peak_memory_mib(),
     }
     return Arm(ready, stretch, speaks)
+
+
+def start_arm(
+    model: keras.Model, data, settings: Mapping, *, speaks: bool = True, **fit_args
+) -> Arm:
+    """Trains the setting "first_steps", and more until XLA's step is used; returns their times.
+
+    `Arm.ready` has `marks`: numbers of steps that were done, and the seconds since "started".
+    """
+    marks = Marks(settings)
+    model.fit(data, epochs=NO_END, callbacks=[marks], verbose=0, **fit_args)
+    ready = {
+        "settings": dict(settings),
+        "environment": environment(),
+        "marks": marks.found,
+        "seconds_to_first_step": marks.found[0][1],
+        "peak_memory_mib": peak_memory_mib(),
+    }
+    return Arm(ready, dict, speaks)
 
 
 def executions_timed(epoch_steps: int, steps_per_execution: int) -> int:
@@ -158,6 +180,34 @@ class FirstExecution(keras.callbacks.Callback):
         if self.ended is None:
             wait_for_device(self.model)
             self.ended = time.time()
+
+
+class Marks(keras.callbacks.Callback):
+    """Stores in `found` when steps were done: the first execution, and each "steps_of_mark".
+
+    Ends the fit after "first_steps" steps, but not as long as training runs without XLA because XLA
+    still compiles its step, and for so many steps after that.
+    """
+
+    def __init__(self, settings: Mapping):
+        """Takes the settings of the arm."""
+        super().__init__()
+        self._settings, self._num_steps, self.found = settings, 0, []
+        self._last = settings["first_steps"]
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Notes the time after some executions, and waits for the device there."""
+        self._num_steps += self.model.steps_per_execution
+        due = self.found[-1][0] + self._settings["steps_of_mark"] if self.found else 0
+        if self._num_steps < due:
+            return
+        wait_for_device(self.model)
+        self.found.append((self._num_steps, time.time() - self._settings["started"]))
+        if getattr(self.model.train_function, "is_without_xla_yet", False):
+            more = self._settings["first_steps"] // 2
+            self._last = max(self._last, self._num_steps + more)
+        if self._num_steps >= self._last:
+            self.model.stop_training = True
 
 
 class Clock(keras.callbacks.Callback):

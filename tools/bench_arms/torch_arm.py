@@ -68,7 +68,8 @@ def timed(
 
     Args:
       settings: has the untimed and the timed steps of each stretch, `drop` and `steps`, and the
-        time at which the arm was `started`.
+        time at which the arm was `started`. With "first_steps" it trains so many, and gives the
+        time after each "steps_of_mark" as `marks`, as timed_fit.start_arm does.
       step: trains one step on a batch, and need not wait for the device.
       batches: the batches on the device, which the steps use in turn.
       rates: a function of the seconds of a stretch that returns its figures.
@@ -93,7 +94,15 @@ def timed(
 
     train(1)
     first_step = time.time() - settings["started"]
-    train(settings["drop"])
+    if settings.get("first_steps"):
+        marks = [(1, first_step)]
+        while marks[-1][0] < settings["first_steps"]:
+            train(settings["steps_of_mark"])
+            done = marks[-1][0] + settings["steps_of_mark"]
+            marks.append((done, time.time() - settings["started"]))
+        facts["marks"] = marks
+    else:
+        train(settings["drop"])
     ready = {
         "settings": settings,
         "seconds_to_first_step": first_step,

@@ -11,6 +11,8 @@ device, and images are normalised and in the dtype that the first layer takes. S
     attention               "chosen" lets PyTorch choose its kernels of attention; "cudnn"
     batch, size             rows of a step; height and width of images, or tokens of a text
     drop, steps             untimed and timed steps of each stretch
+    first_steps, steps_of_mark
+                            see torch_arm.timed
 
 It needs no TensorFlow, and may use another installation than the driver.
 """
