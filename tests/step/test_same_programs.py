@@ -69,3 +69,53 @@ def test_two_processes_have_the_same_programs(tmp_path):
         first, second = pool.map(texts, (tmp_path / "first", tmp_path / "second"))
     assert len([each for each in first if len(each) > 100_000]) == 4  # two for each precision
     assert first == second
+
+
+BEGUN = """
+import os
+os.environ["XLA_FLAGS"] = "--xla_dump_to=dump --xla_dump_hlo_as_text"
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.chdir({folder!r})
+import time
+import keras
+import numpy as np
+import tfaccel
+
+run = tfaccel.setup(xla=True, seed=1, begin_without_xla={begin})
+layers = keras.layers
+with run.scope():
+    model = keras.Sequential([
+        keras.Input((8, 8, 3)), layers.Conv2D(4, 3), layers.BatchNormalization(),
+        layers.GlobalAveragePooling2D(), layers.Dropout(0.1), layers.Dense(3)])
+run.compile(
+    model,
+    keras.optimizers.AdamW(1e-3, use_ema=True, global_clipnorm=1.0),
+    keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    metrics=["accuracy"],
+    steps_per_execution=2,
+)
+images, labels = np.ones((24, 8, 8, 3), np.float32), np.zeros(24, np.int32)
+
+class Waits(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        while model.train_function.is_without_xla_yet and epoch and {begin}:
+            time.sleep(0.1)
+            if not model.train_function._step._at_once._aside.runs:
+                break
+
+model.fit(images, labels, batch_size=4, epochs=2, verbose=0, callbacks=[Waits()])
+assert not model.train_function.is_without_xla_yet
+"""
+
+
+def test_a_training_that_began_without_xla_has_the_program_of_one_that_waited(tmp_path):
+    def steps(begin):
+        folder = tmp_path / str(begin)
+        folder.mkdir()
+        in_new_process(BEGUN.format(folder=str(folder), begin=begin))
+        found = [each.read_text() for each in folder.glob("dump/*before_optimizations.txt")]
+        return sorted(each for each in found if len(each) > 20_000)
+
+    begun, waited = steps(True), steps(False)
+    assert len(waited) == 1
+    assert begun == waited
