@@ -310,3 +310,60 @@ def test_the_next_process_finds_what_was_compiled_and_mends_what_was_damaged(
     assert log.count("which was damaged") == len(entries)
     assert anew.keys() == entries.keys()
     assert first == second == third
+
+
+IMAGES = """
+import sys
+from tfaccel.runtime import compile_cache, devices as runtime
+gpu_ids = [int(each) for each in sys.argv[1:]]
+if not gpu_ids:     # which the product leaves out: as if it were a GPU
+    compile_cache.DEVICE_TYPE = "CPU"
+    keep = runtime._keep_programs
+    runtime._keep_programs = lambda config, gpu_ids, *, xla: keep(config, [0], xla=xla)
+import keras, numpy as np, tfaccel
+layers = keras.layers
+run = tfaccel.setup(gpu_ids=gpu_ids, xla=True, precision="mixed_bfloat16")
+with run.scope():
+    x = inputs = keras.Input((32, 32, 3))
+    for filters in (8, 16, 16):
+        x = layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
+        x = layers.ReLU()(layers.BatchNormalization()(x))
+    x = layers.Dropout(0.2)(layers.GlobalAveragePooling2D()(x))
+    model = keras.Model(inputs, layers.Dense(10, dtype="float32")(x))
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+run.compile(model, keras.optimizers.SGD(0.1, momentum=0.9), loss, steps_per_execution=3)
+images = np.random.default_rng(0).integers(0, 255, (48, 32, 32, 3)).astype(np.uint8)
+source = tfaccel.sources.arrays(images, np.arange(48) % 10)
+train = run.loader(source, image_size=(32, 32), global_batch_size=8, loader="memory", shuffle=True)
+for _ in range(10_000):
+    model.fit(train, verbose=0)
+    if not model.train_function.is_without_xla_yet:
+        break
+"""
+
+
+@pytest.mark.parametrize(
+    "gpu_ids",
+    [
+        pytest.param([], marks=pytest.mark.slow, id="cpu"),
+        pytest.param(["0"], marks=pytest.mark.gpu, id="gpu"),
+    ],
+)
+def test_the_next_process_waits_for_the_program_that_was_compiled_beside_training(
+    own_cache, gpu_ids, monkeypatch
+):
+    monkeypatch.setenv("TFACCEL_VERBOSE", "1")
+
+    def trained():
+        done = subprocess.run(
+            [sys.executable, "-c", IMAGES, *gpu_ids], capture_output=True, text=True, check=True
+        )
+        (folder,) = own_cache.iterdir()
+        return done.stderr, {each: each.stat().st_mtime_ns for each in folder.glob("*.pb")}
+
+    log, entries = trained()
+    assert "training has begun without XLA" in log
+    assert "now it is used" in log
+    log, again = trained()
+    assert "it waits for XLA's program, which is in the compile cache" in log
+    assert again == entries
