@@ -62,6 +62,22 @@ def test_weights_are_those_of_training_with_xla_alone(steps_per_execution, caplo
     assert len([each for each in said if f"beside {num} executions without XLA" in each]) == 1
 
 
+def test_the_compilation_begins_before_the_first_execution(monkeypatch):
+    begun, real = [], aside.Aside.__init__
+
+    def begin(self, *arguments):
+        begun.append(model.optimizer.iterations.numpy())
+        real(self, *arguments)
+
+    monkeypatch.setattr(aside.Aside, "__init__", begin)
+    model = compiled(
+        make, 1, optimizer=keras.optimizers.SGD(0.1), loss="mse", begin_without_xla=True
+    )
+    for _ in range(2):
+        model.train_on_batch(np.ones((8, 8), "f4"), np.ones((8, 2), "f4"))
+    assert begun == [0]
+
+
 def test_the_change_traces_and_compiles_nothing_again():
     model, _ = trained(at_once=True, callbacks=[WaitsInEpoch()])
     step = model.train_function._step

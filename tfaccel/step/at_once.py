@@ -3,8 +3,8 @@
     at_once = AtOnce(model)
     at_once(step, plain, arguments)      # for each execution, until `at_once.is_over`
 
-The first execution runs without XLA. Then the step is traced for XLA, a thread compiles it (see
-tfaccel/step/aside.py), and executions run without XLA until it has ended. The next one is XLA's.
+At the first execution the step is traced for XLA, and a thread begins to compile it (see
+tfaccel/step/aside.py). Executions run without XLA until it has ended. The next one is XLA's.
 """
 
 import logging
@@ -63,15 +63,12 @@ class AtOnce:
         self._step = step
         try:
             if self._num == 0:
-                self._before = compile_cache.programs()
-                return self._first(plain, arguments)
-            if self._aside is None:
-                waits.now("tracing the training step for XLA")
-                self._aside = Aside(step, arguments)
-                waits.now("running a training step")
+                return self._first(step, plain, arguments)
         except (HasOtherStateError, tf.errors.ResourceExhaustedError) as error:
             why = "memory ran out" if isinstance(error, tf.errors.OpError) else str(error)
             summary("step: training waits for XLA, because %s", why)
+            if self._aside is not None:
+                self._aside.wait()
             return self._end(step, arguments)
         if self._aside.runs:
             self._num += 1
@@ -87,9 +84,18 @@ class AtOnce:
         )
         return self._end(step, arguments)
 
-    def _first(self, plain: Callable, arguments: Sequence):
-        """Runs the first execution; a lack of memory leaves the variables as they were."""
-        began, restore = time.monotonic(), restorer(plain, arguments, self._model)
+    def _first(self, step: Alike, plain: Alike, arguments: Sequence):
+        """Begins the compilation, and runs the first execution without XLA.
+
+        A lack of memory leaves the variables as they were.
+        """
+        began = time.monotonic()
+        if self._aside is None:
+            self._before = compile_cache.programs()
+            waits.now("tracing the training step for XLA")
+            self._aside = Aside(step, arguments)
+        waits.now("running the first training step without XLA")
+        restore = restorer(plain, arguments, self._model)
         try:
             outputs = plain(*arguments)
         except tf.errors.ResourceExhaustedError:
