@@ -367,3 +367,19 @@ def test_the_next_process_waits_for_the_program_that_was_compiled_beside_trainin
     log, again = trained()
     assert "it waits for XLA's program, which is in the compile cache" in log
     assert again == entries
+
+
+@pytest.mark.slow
+def test_two_processes_that_compile_the_same_at_once_leave_what_a_third_one_reads(
+    own_cache, monkeypatch
+):
+    monkeypatch.setenv("TFACCEL_VERBOSE", "1")
+    settings = {"stderr": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen([sys.executable, "-c", IMAGES], **settings) for _ in range(2)]
+    for each in both:
+        _, log = each.communicate()
+        assert each.returncode == 0, log
+        assert "training has begun without XLA" in log
+    done = subprocess.run([sys.executable, "-c", IMAGES], check=True, **settings)
+    assert "it waits for XLA's program, which is in the compile cache" in done.stderr
+    assert "damaged" not in done.stderr

@@ -111,6 +111,24 @@ def test_p1_p2_any_kill_leaves_a_run_that_ends_as_if_there_was_none(whole, kills
     assert "nothing to do" in err
 
 
+@pytest.mark.slow  # tests/step/test_at_once.py sees the change itself
+@pytest.mark.parametrize("at", ["has begun without XLA", "now it is used"])
+def test_a_run_that_is_killed_while_xla_compiles_its_step_goes_on(whole, at, tmp_path):
+    changed = ["--config.runtime.deterministic=False", "--config.runtime.xla=True"]
+    every = [*EVERY, *changed, "--config.checkpoint.every_steps=2", "--config.train.epochs=8"]
+    workdir = tmp_path / "run"
+    run = start(workdir, every=every)
+    wait_until(lambda: last_step(workdir) >= 2 and at in (workdir / "log.txt").read_text(), run)
+    os.killpg(run.pid, signal.SIGKILL)
+    run.communicate()
+    result, err = finish(workdir, every=every)
+    assert "resumed from step" in err
+    steps = in_tables(workdir)
+    assert steps == sorted(steps)
+    assert steps[-1] == 8 * 23
+    assert result["metrics"]["val_accuracy"] > 0.9
+
+
 HOLDS = """
 import pathlib, sys
 from tfaccel.training.workdir import held
