@@ -322,7 +322,8 @@ if not gpu_ids:     # which the product leaves out: as if it were a GPU
     runtime._keep_programs = lambda config, gpu_ids, *, xla: keep(config, [0], xla=xla)
 import keras, numpy as np, tfaccel
 layers = keras.layers
-run = tfaccel.setup(gpu_ids=gpu_ids, xla=True, precision="mixed_bfloat16")
+run = tfaccel.setup(
+    gpu_ids=gpu_ids, xla=True, precision="mixed_bfloat16", begin_without_xla=True)
 with run.scope():
     x = inputs = keras.Input((32, 32, 3))
     for filters in (8, 16, 16):

@@ -149,3 +149,18 @@ def test_batches_of_another_shape_wait_for_xla():
     while not step._at_once.is_over and time.monotonic() < deadline:
         model.train_on_batch(np.ones((8, 8), "f4"), np.ones((8, 2), "f4"))
     assert step._at_once.is_over
+
+
+def test_several_replicas_wait_for_xla(caplog):
+    caplog.set_level(logging.INFO, "tfaccel")
+    model = compiled(make, 2, optimizer="sgd", loss="mse", begin_without_xla=True)
+    assert "training waits for XLA, because begin_without_xla is for one replica" in caplog.text
+    assert not model.train_function.is_without_xla_yet
+
+
+def test_a_deterministic_run_waits_for_xla(setup, caplog):
+    caplog.set_level(logging.INFO, "tfaccel")
+    run = setup(xla=True, begin_without_xla=True, deterministic=True)
+    assert not run.runtime.begin_without_xla
+    assert "training waits for XLA, because deterministic=True is set" in caplog.text
+    assert setup(xla=True, begin_without_xla=True).runtime.begin_without_xla

@@ -38,7 +38,7 @@ def build():
 
 ids = np.ones((48, 32), np.int32)
 for precision in ("mixed_bfloat16", "mixed_float16"):
-    run = tfaccel.setup(precision=precision, xla=True, seed=1, begin_without_xla=False)
+    run = tfaccel.setup(precision=precision, xla=True, seed=1)
     with run.scope():
         model = build()
     run.compile(

@@ -114,7 +114,8 @@ def test_p1_p2_any_kill_leaves_a_run_that_ends_as_if_there_was_none(whole, kills
 @pytest.mark.slow  # tests/step/test_at_once.py sees the change itself
 @pytest.mark.parametrize("at", ["has begun without XLA", "now it is used"])
 def test_a_run_that_is_killed_while_xla_compiles_its_step_goes_on(whole, at, tmp_path):
-    changed = ["--config.runtime.deterministic=False", "--config.runtime.xla=True"]
+    runtime = ("deterministic=False", "xla=True", "begin_without_xla=True")
+    changed = [f"--config.runtime.{each}" for each in runtime]
     every = [*EVERY, *changed, "--config.checkpoint.every_steps=2", "--config.train.epochs=8"]
     workdir = tmp_path / "run"
     run = start(workdir, every=every)

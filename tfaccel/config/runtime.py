@@ -35,10 +35,10 @@ class RuntimeConfig:
     means True with GPUs and False on the CPU, where XLA makes most steps slower."""
     flash_attention: bool = True
     """Compute attentions with cuDNN's flash kernels. They need XLA, and float16 or bfloat16."""
-    begin_without_xla: bool = True
+    begin_without_xla: bool = False
     """Begin training without XLA while XLA compiles the step for the first time, on one replica.
-    The step changes over between two executions. Dropout then draws other numbers at first. With
-    deterministic=True training waits for XLA."""
+    The step changes over between two executions. The first step comes sooner, and full speed comes
+    later, because XLA times kernels beside the training. Dropout draws other numbers at first."""
     compile_cache: bool = True
     """Keep what XLA compiles for a GPU, and which kernels it chose by timing, for later processes.
     The files are in tfaccel/xla and tfaccel/autotuning of the cache folder (XDG_CACHE_HOME, or

@@ -151,6 +151,8 @@ def configure(config: RuntimeConfig, cluster: Cluster = ALONE) -> Runtime:
 
     if gpu_ids and not xla and not config.deterministic:
         _norm_channels_last()
+    if config.begin_without_xla and config.deterministic:
+        summary("step: training waits for XLA, because deterministic=True is set")
     _keep_programs(config, gpu_ids, xla=xla)
 
     cores, num_replicas = num_cores(os.environ, cluster), max(1, len(gpu_ids))

@@ -56,6 +56,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.common.run_log import summary
 from tfaccel.common.tables import counted
 from tfaccel.config import StepConfig
 from tfaccel.data.deferred import Deferred
@@ -151,6 +152,9 @@ def set_functions(
                 made.ask(is_own=True)
         return made
 
+    if begin_without_xla and strategy.num_replicas_in_sync > 1:
+        summary("step: training waits for XLA, because begin_without_xla is for one replica")
+        begin_without_xla = False
     train = make(
         "train_step",
         choice=trains,
