@@ -12,6 +12,7 @@ output is JSON. Exit codes: 0 done; 1 nothing was found; 2 a mistake in the call
 
 import argparse
 import gzip
+import hashlib
 import json
 import pathlib
 import re
@@ -37,10 +38,9 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"left out {settings.parent}: its settings are not the default ones")
             continue
         gpu = re.sub(r"\W+", "-", json.loads(decides["gpus"][0])["name"].lower())
-        key = (
-            f"{gpu}-tensorflow-{decides['packages']['tensorflow']}",
-            json.dumps(decides["packages"], sort_keys=True),
-        )
+        versions = json.dumps(decides["packages"], sort_keys=True)
+        digest = hashlib.blake2b(versions.encode(), digest_size=4).hexdigest()
+        key = f"{gpu}-tensorflow-{decides['packages']['tensorflow']}-{digest}", versions
         made.setdefault(key, []).append(settings.parent)
     shipped = {
         name: _ship(options.output / f"{name}.json", packages, folders)
@@ -55,7 +55,7 @@ def _ship(path: pathlib.Path, packages: str, folders: list[pathlib.Path]) -> int
     versions = json.loads(packages)
     path.parent.mkdir(parents=True, exist_ok=True)
     choices = {}
-    if path.exists() and json.loads(path.read_text())["packages"] == versions:
+    if path.exists():
         choices = autotuning.by_operation(autotuning.read_shipped(path))
     for folder in folders:
         for each in sorted(folder.glob("*.pb")):

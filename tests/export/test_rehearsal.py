@@ -224,3 +224,16 @@ def test_what_it_finds_before_the_trial_ends_training(tmp_path):
         with pytest.raises(UserError, match="the pixels differ"):
             asked.model.fit(x, y, batch_size=2, verbose=0, callbacks=[rehearsal.callback()])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trial_without_memory_beside_the_training_does_not_end_it(monkeypatch, caplog, tmp_path):
+    def lacks():
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+
+    asked = of(layers.Dense(3))
+    asked.model.compile("sgd", "mse")
+    with Rehearsal(asked, lacks, parent=tmp_path) as rehearsal:
+        x, y = np.ones((6, 4)), np.ones((6, 3))
+        asked.model.fit(x, y, batch_size=2, verbose=0, callbacks=[rehearsal.callback()])
+    assert "the trial at the start found no memory beside the training" in caplog.text
+    assert list(tmp_path.iterdir()) == []

@@ -171,6 +171,19 @@ def test_a_second_setup_keeps_the_files():
     assert os.environ["XLA_FLAGS"] == f"--a=b --c=d {own}"
 
 
+def test_a_second_setup_with_other_settings_is_said_to_change_nothing(caplog):
+    caplog.set_level(logging.INFO, "tfaccel")
+    autotuning.use(DECIDES)
+    flags = os.environ["XLA_FLAGS"]
+    autotuning.use(DECIDES)
+    assert autotuning.OF_FIRST_SETUP not in caplog.text
+    autotuning.use(DECIDES | {"tf32": False})
+    assert os.environ["XLA_FLAGS"] == flags
+    autotuning.leave_out("deterministic=True is set")
+    assert caplog.text.count(autotuning.OF_FIRST_SETUP) == 2
+    assert "although deterministic=True is set" in caplog.text
+
+
 def test_a_child_process_has_files_of_its_own():
     begin()
     parents = os.environ["XLA_FLAGS"]

@@ -141,7 +141,7 @@ def test_without_memory_for_the_first_step_the_training_waits_for_xla(monkeypatc
         np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
 
 
-def test_batches_of_another_shape_wait_for_xla():
+def test_batches_of_another_shape_are_trained_too():
     model, _ = trained(at_once=True, epochs=1)
     step = model.train_function._step
     model.train_on_batch(np.ones((5, 8), "f4"), np.ones((5, 2), "f4"))
@@ -149,6 +149,23 @@ def test_batches_of_another_shape_wait_for_xla():
     while not step._at_once.is_over and time.monotonic() < deadline:
         model.train_on_batch(np.ones((8, 8), "f4"), np.ones((8, 2), "f4"))
     assert step._at_once.is_over
+
+
+def test_a_lack_of_memory_of_the_thread_is_no_fault(monkeypatch):
+    def lacks(*_):
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+
+    monkeypatch.setattr(aside.StandIns, "run", lacks)
+    model, _ = trained(at_once=True)  # the thread has ended before the second execution
+    assert model.train_function.xla
+    assert not model.train_function.is_without_xla_yet
+
+
+def test_without_xla_nothing_changes(caplog):
+    caplog.set_level(logging.INFO, "tfaccel")
+    compiled(make, 2, optimizer="sgd", loss="mse", xla=False, begin_without_xla=True)
+    assert "begin_without_xla changes nothing, because XLA is off" in caplog.text
+    assert "waits for XLA" not in caplog.text
 
 
 def test_several_replicas_wait_for_xla(caplog):

@@ -38,11 +38,12 @@ class RuntimeConfig:
     begin_without_xla: bool = False
     """Begin training without XLA while XLA compiles the step for the first time, on one replica.
     The step changes over between two executions. The first step comes sooner, and full speed comes
-    later, because XLA times kernels beside the training. Dropout draws other numbers at first."""
+    later, because XLA times kernels beside the training. Until then the GPU holds the memory of
+    both steps. Dropout draws other numbers at first."""
     compile_cache: bool = True
     """Keep what XLA compiles for a GPU, and which kernels it chose by timing, for later processes.
-    The files are in tfaccel/xla and tfaccel/autotuning of the cache folder (XDG_CACHE_HOME, or
-    ~/.cache) and take at most 4 GiB."""
+    The files are in tfaccel/xla (at most 4 GiB) and tfaccel/autotuning (some hundred KiB) of the
+    cache folder (XDG_CACHE_HOME, or ~/.cache)."""
     seed: int = 0
     """Seed of all random numbers. Weights, dropout, data order and augmentation all depend on
     it."""

@@ -108,7 +108,8 @@ def check_at_start(
         if train is not None:
             num += _check_training(train.data, loader.data, runtime)
         seconds = time.monotonic() - began
-        log.info("export: its pixels match the loader's in %d images (%.1f s)", num, seconds)
+        if num:
+            log.info("export: its pixels match the loader's in %d images (%.1f s)", num, seconds)
         return samples
 
     fits = free_bytes(pathlib.Path(tempfile.gettempdir())) >= _needed(model)

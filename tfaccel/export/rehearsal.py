@@ -1,9 +1,9 @@
 """Tries an export at the start of training: writes it to a temporary folder, and runs it.
 
-A `Rehearsal` writes an `Asked` export of the model that hardly has been trained. A fresh process
-then answers the same inputs as that model. This takes 6 s for a small model and 15 s for ResNet-50
-(2 cores, 2026-11-27), so it runs beside the training. Training stops as soon as the export is known
-to fail.
+A `Rehearsal` writes an `Asked` export of the model, before training or after its first execution.
+A fresh process then answers the same inputs as that model. This takes 6 s for a small model and
+15 s for ResNet-50 (2 cores, 2026-11-27), so it runs beside the training. Training stops as soon as
+the export is known to fail.
 
     with Rehearsal(asked) as rehearsal:
         model.fit(..., callbacks=[rehearsal.callback()])       # the second execution begins it
@@ -194,16 +194,27 @@ class _Watch(keras.callbacks.Callback):
     # Not at the end of a batch, which would keep `fit` from preparing the next step early.
     def on_train_batch_begin(self, batch, logs=None):
         if self._num_executions == BEFORE_IT:
-            self._rehearsal.begin()
+            self._begin()
         self._num_executions += 1
         self._rehearsal.check()
 
     def on_epoch_end(self, epoch, logs=None):
-        self._rehearsal.begin()  # unless it has begun
+        self._begin()  # unless it has begun
         self._rehearsal.check()
 
     def on_train_end(self, logs=None):
         self._rehearsal.close()  # the real export follows
+
+    def _begin(self):
+        try:
+            self._rehearsal.begin()
+        except tf.errors.OpError as error:
+            if not is_out_of_memory(str(error)):
+                raise
+            log.warning(
+                "export: the trial at the start found no memory beside the training; the export "
+                "at the end will show whether it can be written"
+            )
 
 
 def _check_repeats(model: keras.Model, first: parity.Question, second: parity.Question) -> None:

@@ -41,7 +41,7 @@ class StandIns:
                 self._captures.append(each)
                 continue
             if id(each) not in variables:
-                raise HasOtherStateError("it has state that is no variable, such as a table")
+                raise HasOtherStateError("the step has state that is no variable, such as a table")
             variable = variables[id(each)]
             with tf.device(variable.device):
                 zeros = tf.zeros(variable.shape, variable.dtype)

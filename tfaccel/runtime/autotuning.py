@@ -1,6 +1,6 @@
 """Keeps the kernels that XLA chose by timing, for every later program with the same operations.
 
-The choices are in ~/.cache/tfaccel/autotuning. The package has those of some networks, too.
+The choices are in ~/.cache/tfaccel/autotuning. The package may bring those of some networks.
 
     use({"tensorflow": "2.21.0", "gpus": [...], "tf32": True})      # before XLA reads its flags
 
@@ -42,12 +42,15 @@ READ = "xla_gpu_load_autotune_results_from"
 WRITE = "xla_gpu_dump_autotune_results_to"
 OURS = re.compile(rf"\s*--({READ}|{WRITE})=\S*/tfaccel/autotuning/\S+")
 KEPT, LOCK = "kept.pb", "lock"
+OF_FIRST_SETUP = "XLA goes on with the files of this process's first tfaccel.setup"
 SHIPPED = pathlib.Path(__file__).parent / "autotuned"
 VERSIONS = {"2.21": 22}  # of the file, by TensorFlow's version
 MOST_BYTES = 32 << 20  # ResNet-50's choices are 42 KB
 DAY_S = 24 * 3600
 
-_begun: list[str] = []  # the flags that this process added; XLA reads its flags once
+# The flags that this process added, and what they are for. XLA reads its flags once.
+_begun: list[str] = []
+_begun_for: list[str] = []
 
 
 def use(decides: Mapping[str, object]) -> None:
@@ -58,15 +61,17 @@ def use(decides: Mapping[str, object]) -> None:
         libraries, and `gpus` are descriptions of GPUs.
     """
     flags = without_ours(os.environ.get("XLA_FLAGS", ""))
+    text = json.dumps(dict(decides), indent=2, sort_keys=True)
     if _begun:
         os.environ["XLA_FLAGS"] = " ".join([flags, *_begun]).strip()
+        if _begun_for != [text]:
+            log.info("autotuning: %s", OF_FIRST_SETUP)
         return
     os.environ["XLA_FLAGS"] = flags  # a parent's files are not this process's
     if READ in flags or WRITE in flags:
         return log.info("autotuning: XLA_FLAGS sets the file of kept choices")
     if version() is None:
         return leave_out("nothing says which version of the file this TensorFlow reads")
-    text = json.dumps(dict(decides), indent=2, sort_keys=True)
     folder = cache_folder("autotuning") / hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     if re.search(r"[\s'\"\\]", str(folder)):
         return leave_out(f"XLA's flags do not allow the blank or quote in {folder}")
@@ -79,6 +84,7 @@ def use(decides: Mapping[str, object]) -> None:
     except OSError as error:
         return leave_out(f"{folder} cannot be used ({error.strerror or error})")
     own = folder / f"{os.getpid()}-{secrets.token_hex(4)}.pb"
+    _begun_for[:] = [text]
     _begun.append(f"--{WRITE}={own}")
     if kept:
         _begun.append(f"--{READ}={folder / KEPT}")
@@ -95,7 +101,10 @@ def use(decides: Mapping[str, object]) -> None:
 def leave_out(reason: str) -> None:
     """Makes XLA time all kernels again, and logs the reason."""
     os.environ["XLA_FLAGS"] = without_ours(os.environ.get("XLA_FLAGS", ""))
-    log.info("autotuning: no choices are kept, because %s", reason)
+    if _begun:
+        log.info("autotuning: %s, although %s", OF_FIRST_SETUP, reason)
+    else:
+        log.info("autotuning: no choices are kept, because %s", reason)
 
 
 def without_ours(flags: str) -> str:

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfaccel.keras_internals.function_names import Alike
 from tfaccel.keras_internals.stand_ins import StandIns
-from tfaccel.process.out_of_memory import is_of_xla
+from tfaccel.process.out_of_memory import is_of_xla, is_out_of_memory
 from tfaccel.step.recoverable import keep_memory_of
 
 log = logging.getLogger("tfaccel")
@@ -28,7 +28,7 @@ class Aside:
 
     Attributes:
       fault: why the step has no program yet, as an exception; None while it is compiled, and if it
-        was compiled. Of a lack of memory there is none: that comes after the compilation.
+        was compiled. It is None for a lack of memory, too: XLA's step alone may have room.
       seconds: the seconds that the compilation took, once it has ended.
     """
 
@@ -68,7 +68,7 @@ class Aside:
         except tf.errors.OpError as error:
             if is_of_xla(str(error)):
                 keep_memory_of(self._stand_ins.handles)  # XLA has freed it
-            else:
+            if not is_out_of_memory(str(error)):
                 self.fault = error
         except Exception as error:
             self.fault = error

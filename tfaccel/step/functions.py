@@ -62,7 +62,7 @@ from tfaccel.config import StepConfig
 from tfaccel.data.deferred import Deferred
 from tfaccel.data.gathered import Launches
 from tfaccel.keras_internals import row_operations
-from tfaccel.keras_internals.function_names import alike, own_numbers
+from tfaccel.keras_internals.function_names import Alike, alike, own_numbers
 from tfaccel.keras_internals.model_view import is_of_keras, is_synchronized, runs_eagerly
 from tfaccel.keras_internals.recording import JoinsRowsError
 from tfaccel.keras_internals.replica import InXla, Replica, local_replicas
@@ -152,9 +152,10 @@ def set_functions(
                 made.ask(is_own=True)
         return made
 
-    if begin_without_xla and strategy.num_replicas_in_sync > 1:
+    if begin_without_xla and not xla:
+        summary("step: begin_without_xla changes nothing, because XLA is off")
+    elif begin_without_xla and strategy.num_replicas_in_sync > 1:
         summary("step: training waits for XLA, because begin_without_xla is for one replica")
-        begin_without_xla = False
     train = make(
         "train_step",
         choice=trains,
@@ -596,19 +597,25 @@ class _Step:
         self._lengths.add(num_steps)
 
     def _run(self, step: Callable, padded: bool, make_batch: Callable | None, arguments: tuple):
-        """Runs a step of one replica, at first without XLA if the program is not there yet."""
+        """Runs a step of one replica, at first without XLA if that is wanted."""
+        if not (self.trains and self.choice.on):
+            return step(*arguments)
         if self._at_once is None:
             optimizer = getattr(self._model.optimizer, "name", None)
             of = f"{self._described(arguments)}, {optimizer}, {self._config}"
-            self._at_once = AtOnce(self._model, of)
-        if not (self._begins_at_once and self.choice.on) or self._at_once.is_over:
+            self._at_once = AtOnce(self._model, of, begins=self._begins_at_once)
+        if self._at_once.is_over:
             return step(*arguments)
+        plain = self._without_xla(padded, make_batch) if self._begins_at_once else None
+        return self._at_once(step, plain, arguments)
+
+    def _without_xla(self, padded: bool, make_batch: Callable | None) -> Alike:
         settings = padded or self._config.zero_weight_is_padding, make_batch
         key = "plain", *settings
         if key not in self._made:
             plain = self._compile(self._make(*settings, xla=False), xla=False)
             self._made[key] = alike(plain, self._plain_numbers)
-        return self._at_once(step, self._made[key], arguments)
+        return self._made[key]
 
     def _function(self, padded: bool, make_batch: Callable | None) -> Callable:
         settings = padded or self._config.zero_weight_is_padding, make_batch

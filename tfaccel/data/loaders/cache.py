@@ -34,6 +34,7 @@ from tfaccel.common.run_log import summary
 from tfaccel.data.file_names import FileNames
 from tfaccel.data.loaders.decode import decode_into, shapes
 from tfaccel.data.source import ArraySource, Blobs, ImageSource
+from tfaccel.process import waits
 from tfaccel.process.cache_folder import cache_folder
 
 VERSION = 2  # changes whenever the same key would mean other bytes
@@ -173,7 +174,8 @@ def _build(home: pathlib.Path, shape_of: dict, source, *, targets: str, num_thre
     try:
         files = {name: part / f"{name}.npy" for name in shape_of}
         arrays = {name: _reserved(files[name], shape) for name, shape in shape_of.items()}
-        decode_into(arrays, source, targets=targets, num_threads=num_threads)
+        with waits.on("decoding the images into the cache", of=f"{len(source)} of {shape_of}"):
+            decode_into(arrays, source, targets=targets, num_threads=num_threads)
         # The files are not flushed, because that may wait for everything else that is written to
         # the disk. After a power failure, the checksums show which bytes are lost.
         checksums = {name: _checksums(files[name], num_threads) for name in files}

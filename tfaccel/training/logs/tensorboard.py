@@ -49,7 +49,7 @@ class TensorBoard(Writer):
 
     def close(self) -> None:
         """Closes the files."""
-        for run in self._runs:
+        for run in self.__dict__.get("_runs", ()):  # they may not have been needed
             run.close()
 
     @functools.cached_property
