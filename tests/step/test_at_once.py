@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import compiled
+from conftest import compiled, new_process
 
 from tfaccel.step import aside
 
@@ -181,3 +181,26 @@ def test_a_deterministic_run_waits_for_xla(setup, caplog):
     assert not run.runtime.begin_without_xla
     assert "training waits for XLA, because deterministic=True is set" in caplog.text
     assert setup(xla=True, begin_without_xla=True).runtime.begin_without_xla
+
+
+SHORT = """
+import keras, numpy as np, tfaccel
+run = tfaccel.setup(xla=True, compile_cache=False, begin_without_xla=True)
+with run.scope():
+    model = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=10)
+run.compile(model, "sgd", "sparse_categorical_crossentropy")
+x, y = np.ones((8, 32, 32, 3), np.float32), np.zeros(8, np.int32)
+model.fit(x, y, batch_size=4, verbose=0)
+assert model.train_function.is_without_xla_yet
+print("ended", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "on", [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("gpu", marks=pytest.mark.gpu)]
+)
+def test_a_process_that_ends_while_xla_compiles_ends_well(on):
+    done = new_process(
+        SHORT, timeout_s=300, **({"CUDA_VISIBLE_DEVICES": ""} if on == "cpu" else {})
+    )
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "ended"), done.stderr
