@@ -184,6 +184,7 @@ def test_a_deterministic_run_waits_for_xla(setup, caplog):
 
 
 SHORT = """
+import sys, time
 import keras, numpy as np, tfaccel
 run = tfaccel.setup(xla=True, compile_cache=False, begin_without_xla=True)
 with run.scope():
@@ -191,16 +192,51 @@ with run.scope():
 run.compile(model, "sgd", "sparse_categorical_crossentropy")
 x, y = np.ones((8, 32, 32, 3), np.float32), np.zeros(8, np.int32)
 model.fit(x, y, batch_size=4, verbose=0)
-assert model.train_function.is_without_xla_yet
+time.sleep({seconds})  # then XLA is at another place
 print("ended", flush=True)
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("seconds", [0, 4])
+@pytest.mark.parametrize(
+    "on", [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("gpu", marks=pytest.mark.gpu)]
+)
+def test_a_process_that_ends_while_xla_compiles_ends_well(on, seconds):
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if on == "cpu" else {}
+    done = new_process(SHORT.format(seconds=seconds), timeout_s=300, **hidden)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (7, "ended"), done.stderr
+
+
+LEAVES = """
+import threading, time
+from tfaccel.step import aside
+aside._threads.append(threading.Thread(target=time.sleep, args=(60,), daemon=True))
+aside._threads[0].start()
+print("some result")
+{then}
+"""
+
+
+CTRL_C = """
+import os, signal
+def interrupt():
+    time.sleep(2)  # until the end of Python, which waits for threads that are no daemons
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt, daemon=True).start()
 """
 
 
 @pytest.mark.parametrize(
-    "on", [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("gpu", marks=pytest.mark.gpu)]
+    ("then", "code"),
+    [
+        ("aside.leave_at_once(75)", 75),
+        ("import tfaccel.cli.main as m; m.main = lambda a: 3; m.cli()", 3),
+        (CTRL_C, 130),
+    ],
 )
-def test_a_process_that_ends_while_xla_compiles_ends_well(on):
-    done = new_process(
-        SHORT, timeout_s=300, **({"CUDA_VISIBLE_DEVICES": ""} if on == "cpu" else {})
-    )
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "ended"), done.stderr
+def test_a_command_and_ctrl_c_do_not_wait_for_xla(then, code):
+    began = time.monotonic()
+    done = new_process(LEAVES.format(then=then), timeout_s=100)
+    assert (done.returncode, done.stdout) == (code, "some result\n"), done.stderr
+    assert time.monotonic() - began < 50

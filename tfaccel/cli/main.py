@@ -26,6 +26,15 @@ from tfaccel.common.version import __version__
 def cli() -> None:
     """Runs the command of the command line and exits with its code."""
     try:
+        _run()
+    except SystemExit as ended:
+        if isinstance(ended.code, int) and "tfaccel.step.aside" in sys.modules:
+            sys.modules["tfaccel.step.aside"].leave_at_once(ended.code)
+        raise
+
+
+def _run() -> NoReturn:
+    try:
         sys.exit(main(sys.argv[1:]))
     except (UserError, RunError) as error:
         sys.exit(tell(error))

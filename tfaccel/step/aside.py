@@ -6,21 +6,33 @@
 
 The thread runs the step once on stand-ins of the variables, so that the step's next call finds the
 program (tfaccel/keras_internals/stand_ins.py).
+
+Nothing can stop XLA meanwhile, and a process that ended beside it sometimes crashed (TensorFlow
+2.21 on a CPU, 2026-11-29). So a script waits for it at its end. A command ends at once, by
+`leave_at_once`.
 """
 
+import atexit
+import contextlib
 import logging
+import os
+import sys
 import threading
 import time
 from collections.abc import Sequence
+from typing import NoReturn
 
 import tensorflow as tf
 
 from tfaccel.keras_internals.function_names import Alike
 from tfaccel.keras_internals.stand_ins import StandIns
+from tfaccel.process import waits
 from tfaccel.process.out_of_memory import is_of_xla, is_out_of_memory
 from tfaccel.step.recoverable import keep_memory_of
 
 log = logging.getLogger("tfaccel")
+
+_threads: list[threading.Thread] = []  # those that have begun
 
 
 class Aside:
@@ -50,6 +62,7 @@ class Aside:
         self._stand_ins = StandIns(step.get_concrete_function(*arguments))
         self._arguments = arguments
         self._thread = threading.Thread(target=self._compile, name="tfaccel-xla", daemon=True)
+        _threads.append(self._thread)
         self._thread.start()
 
     @property
@@ -74,3 +87,34 @@ class Aside:
             self.fault = error
         self.seconds = time.monotonic() - began
         self._stand_ins = self._arguments = None
+
+
+def leave_at_once(code: int) -> None:
+    """Ends the process with this exit code if XLA compiles a step in a thread; else returns."""
+    if _compiling():
+        _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+            stream.flush()
+    os._exit(code)
+
+
+def _compiling() -> list[threading.Thread]:
+    return [each for each in _threads if each.is_alive()]
+
+
+@atexit.register
+def _wait() -> None:
+    """Waits for XLA before Python ends."""
+    if not _compiling():
+        return
+    try:
+        with waits.on("waiting for XLA, which still compiles the training step (Ctrl-C ends it)"):
+            for each in _compiling():
+                each.join()
+    except KeyboardInterrupt:  # after which Python 3.11 takes the thread for ended
+        _leave(130)
