@@ -258,7 +258,8 @@ def test_a_full_quota_is_said(monkeypatch, caplog):
     assert "cannot be used (Disk quota exceeded)" in caplog.messages[-1]
 
 
-PROGRAM = """
+# How programs begin whose arguments are the GPUs.
+WITH_CACHE = """
 import sys
 from tfaccel.runtime import compile_cache, devices as runtime
 gpu_ids = [int(each) for each in sys.argv[1:]]
@@ -266,6 +267,9 @@ if not gpu_ids:     # which the product leaves out: as if it were a GPU
     compile_cache.DEVICE_TYPE = "CPU"
     keep = runtime._keep_programs
     runtime._keep_programs = lambda config, gpu_ids, *, xla: keep(config, [0], xla=xla)
+"""
+
+PROGRAM = """
 import keras, numpy as np, tfaccel
 run = tfaccel.setup(gpu_ids=gpu_ids, xla=True, deterministic=True)
 rows = [(np.full(3, index, np.float32), np.ones(1, np.float32)) for index in range(8)]
@@ -292,7 +296,10 @@ def test_the_next_process_finds_what_was_compiled_and_mends_what_was_damaged(
 
     def trained():
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, *gpu_ids], capture_output=True, text=True, check=True
+            [sys.executable, "-c", WITH_CACHE + PROGRAM, *gpu_ids],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         (folder,) = own_cache.iterdir()
         entries = {each: each.stat().st_mtime_ns for each in folder.glob("*.pb")}
@@ -313,13 +320,6 @@ def test_the_next_process_finds_what_was_compiled_and_mends_what_was_damaged(
 
 
 IMAGES = """
-import sys
-from tfaccel.runtime import compile_cache, devices as runtime
-gpu_ids = [int(each) for each in sys.argv[1:]]
-if not gpu_ids:     # which the product leaves out: as if it were a GPU
-    compile_cache.DEVICE_TYPE = "CPU"
-    keep = runtime._keep_programs
-    runtime._keep_programs = lambda config, gpu_ids, *, xla: keep(config, [0], xla=xla)
 import keras, numpy as np, tfaccel
 layers = keras.layers
 run = tfaccel.setup(
@@ -357,7 +357,10 @@ def test_the_next_process_waits_for_the_program_that_was_compiled_beside_trainin
 
     def trained():
         done = subprocess.run(
-            [sys.executable, "-c", IMAGES, *gpu_ids], capture_output=True, text=True, check=True
+            [sys.executable, "-c", WITH_CACHE + IMAGES, *gpu_ids],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         (folder,) = own_cache.iterdir()
         return done.stderr, {each: each.stat().st_mtime_ns for each in folder.glob("*.pb")}
@@ -376,11 +379,13 @@ def test_two_processes_that_compile_the_same_at_once_leave_what_a_third_one_read
 ):
     monkeypatch.setenv("TFACCEL_VERBOSE", "1")
     settings = {"stderr": subprocess.PIPE, "text": True}
-    both = [subprocess.Popen([sys.executable, "-c", IMAGES], **settings) for _ in range(2)]
+    both = [
+        subprocess.Popen([sys.executable, "-c", WITH_CACHE + IMAGES], **settings) for _ in range(2)
+    ]
     for each in both:
         _, log = each.communicate()
         assert each.returncode == 0, log
         assert "training has begun without XLA" in log
-    done = subprocess.run([sys.executable, "-c", IMAGES], check=True, **settings)
+    done = subprocess.run([sys.executable, "-c", WITH_CACHE + IMAGES], check=True, **settings)
     assert "it waits for XLA: the compile cache has a program of such a step" in done.stderr
     assert "damaged" not in done.stderr
