@@ -54,18 +54,14 @@ def _ship(path: pathlib.Path, packages: str, folders: list[pathlib.Path]) -> int
     """Writes a file of choices and that of its versions; returns the number of choices."""
     versions = json.loads(packages)
     path.parent.mkdir(parents=True, exist_ok=True)
-    choices = {}
-    if path.exists():
-        choices = autotuning.by_operation(autotuning.read_shipped(path))
-    for folder in folders:
-        for each in sorted(folder.glob("*.pb")):
-            choices = autotuning.by_operation(autotuning.read(each) or ()) | choices
-    if choices:
-        path.with_suffix(".pb.gz").write_bytes(
-            gzip.compress(autotuning.serialized(choices.values()), mtime=0)
-        )
+    kept = [autotuning.read_shipped(path)] if path.exists() else []
+    read = [autotuning.read(each) for folder in folders for each in sorted(folder.glob("*.pb"))]
+    choices = autotuning.join(each for each in [*kept, *read] if each)
+    if choices.results:
+        data = gzip.compress(choices.SerializeToString(), mtime=0)
+        path.with_suffix(".pb.gz").write_bytes(data)
         path.write_text(json.dumps({"packages": versions}, indent=2) + "\n")
-    return len(choices)
+    return len(choices.results)
 
 
 if __name__ == "__main__":

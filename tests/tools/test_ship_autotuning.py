@@ -18,19 +18,19 @@ def keep(caches, arm, choices, **other):
     folder = caches / arm / "tfaccel" / "autotuning" / "1234"
     folder.mkdir(parents=True)
     (folder / "settings.json").write_text(json.dumps(decides))
-    version = autotuning.version()
     made = [
-        {"device": "H200", "hlo": hlo, "result": result, "version": version}
+        {"device": "H200", "hlo": hlo, "result": result, "version": 22}
         for hlo, result in choices.items()
     ]
-    (folder / "1-2.pb").write_bytes(autotuning.serialized(made))
+    data = autotuning._results()(version=3, results=made).SerializeToString()
+    (folder / "1-2.pb").write_bytes(data)
 
 
 def shipped(folder):
     (path,) = folder.glob("*.json")
     assert path.name == f"{NAME}.json"
     assert json.loads(path.read_text()) == {"packages": PACKAGES}
-    return {each.hlo: each.result for each in autotuning.read_shipped(path)}
+    return {each.hlo: each.result for each in autotuning.read_shipped(path).results}
 
 
 def test_choices_of_all_arms_are_joined(tmp_path, capsys):

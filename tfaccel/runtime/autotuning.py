@@ -29,7 +29,6 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping
 
-import tensorflow as tf
 from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 
 from tfaccel.common import own_files
@@ -44,7 +43,6 @@ OURS = re.compile(rf"\s*--({READ}|{WRITE})=\S*/tfaccel/autotuning/\S+")
 KEPT, LOCK = "kept.pb", "lock"
 OF_FIRST_SETUP = "XLA goes on with the files of this process's first tfaccel.setup"
 SHIPPED = pathlib.Path(__file__).parent / "autotuned"
-VERSIONS = {"2.21": 22}  # of the file, by TensorFlow's version
 MOST_BYTES = 32 << 20  # ResNet-50's choices are 42 KB
 DAY_S = 24 * 3600
 
@@ -70,8 +68,6 @@ def use(decides: Mapping[str, object]) -> None:
     os.environ["XLA_FLAGS"] = flags  # a parent's files are not this process's
     if READ in flags or WRITE in flags:
         return log.info("autotuning: XLA_FLAGS sets the file of kept choices")
-    if version() is None:
-        return leave_out("nothing says which version of the file this TensorFlow reads")
     folder = cache_folder("autotuning") / hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     if re.search(r"[\s'\"\\]", str(folder)):
         return leave_out(f"XLA's flags do not allow the blank or quote in {folder}")
@@ -80,20 +76,20 @@ def use(decides: Mapping[str, object]) -> None:
         make_own(folder)
         check_room(folder)  # if XLA cannot write the file, it ends the run with an error
         own_files.replace(folder / "settings.json", text.encode())
-        kept, num_shipped = _join(folder, _shipped(decides))
+        num_kept, num_shipped = _join(folder, _shipped(decides))
     except OSError as error:
         return leave_out(f"{folder} cannot be used ({error.strerror or error})")
     own = folder / f"{os.getpid()}-{secrets.token_hex(4)}.pb"
     _begun_for[:] = [text]
     _begun.append(f"--{WRITE}={own}")
-    if kept:
+    if num_kept:
         _begun.append(f"--{READ}={folder / KEPT}")
     os.environ["XLA_FLAGS"] = " ".join([flags, *_begun]).strip()
     return log.info(
         "autotuning: XLA's choices of kernels are kept in %s; %d are there, %d of them from the "
         "package",
         folder,
-        len(kept),
+        num_kept,
         num_shipped,
     )
 
@@ -112,55 +108,72 @@ def without_ours(flags: str) -> str:
     return OURS.sub("", flags).strip()
 
 
-def _join(folder: pathlib.Path, shipped: dict) -> tuple[dict, int]:
-    """Joins all choices in `kept.pb`; returns them by operation, and how many are only shipped."""
+def _join(folder: pathlib.Path, shipped: message.Message) -> tuple[int, int]:
+    """Joins all choices in `kept.pb`; returns how many there are, and how many are only shipped."""
     with open(own_files.open_own(folder / LOCK, os.O_RDWR | os.O_CREAT)) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a moment, unless another process joins them now
-        own, joined = {}, []
-        for path in [folder / KEPT, *sorted(folder.glob("*-*.pb"))]:
-            if (found := read(path)) is None:
+        found = {path: read(path) for path in [folder / KEPT, *sorted(folder.glob("*-*.pb"))]}
+        own = join(each for each in found.values() if each)
+        whole = join([own, shipped])
+        if whole.ByteSize() > MOST_BYTES:
+            log.info(
+                "autotuning: removed %d kept choices, which took too much room", len(own.results)
+            )
+            own, whole = join([]), shipped
+        if whole.results:
+            own_files.replace(folder / KEPT, whole.SerializeToString())
+        for path, results in found.items():
+            if results is None:
                 _remove_if_old(path)
-            else:
-                own = by_operation(found) | own
-                joined.append(path)
-        data = serialized((shipped | own).values())
-        if len(data) > MOST_BYTES:
-            log.info("autotuning: removed %d kept choices, which took too much room", len(own))
-            own, data = {}, serialized(shipped.values())
-        choices = shipped | own
-        if choices:
-            own_files.replace(folder / KEPT, data)
-        for path in joined:  # a process that still compiles writes its whole file again
-            if path.name != KEPT:
+            elif path.name != KEPT:  # a process that still compiles writes its whole file again
                 path.unlink(missing_ok=True)
-    return choices, len(choices) - len(own)
+    return len(whole.results), len(whole.results) - len(own.results)
 
 
-def by_operation(choices: Iterable) -> dict[tuple[str, str], object]:
-    """Returns choices by GPU and operation; XLA takes one of each."""
-    return {(each.device, each.hlo): each for each in choices}
+def join(found: Iterable[message.Message]) -> message.Message:
+    """Joins the choices of files; the first choice for a GPU and operation counts.
+
+    XLA takes one choice of each, and its own version of the file. A file of another version than
+    the first one's is left out.
+    """
+    version, choices = None, {}
+    for results in found:
+        versions = {(results.version, each.version) for each in results.results}
+        version = version or versions
+        if versions == version:
+            choices = {(each.device, each.hlo): each for each in results.results} | choices
+    ((number, _),) = version or [(0, 0)]
+    return _results()(version=number, results=choices.values())
 
 
-def serialized(choices: Iterable) -> bytes:
-    """Returns choices as a file that XLA reads."""
-    return _results()(version=version(), results=choices).SerializeToString()
+def read(path: pathlib.Path) -> message.Message | None:
+    """Returns the choices in a file; None if it is missing or damaged.
+
+    Returns:
+      A message with `version`, that of the file, and `results`. Each of these has `device` and
+      `hlo`, which are the GPU and the operation, `result`, which is the choice as XLA wrote it,
+      and `version`, that of the choice.
+    """
+    with contextlib.suppress(OSError, message.DecodeError):
+        return _whole(path.read_bytes())
+    return None
 
 
-def read(path: pathlib.Path) -> list | None:
-    """Returns the choices in a file; None if it is missing, damaged, or of another version."""
-    try:
-        found = _results().FromString(path.read_bytes())
-    except (OSError, message.DecodeError):
-        return None
-    alike = {found.version, *(each.version for each in found.results)} <= {version()}
-    whole = all(each.device and each.hlo and each.result for each in found.results)
-    return list(found.results) if alike and whole else None
-
-
-def read_shipped(path: pathlib.Path) -> list:
+def read_shipped(path: pathlib.Path) -> message.Message | None:
     """Returns the choices that the package has beside the JSON file of their versions."""
-    data = gzip.decompress(path.with_suffix(".pb.gz").read_bytes())
-    return list(_results().FromString(data).results)
+    return _whole(gzip.decompress(path.with_suffix(".pb.gz").read_bytes()))
+
+
+def _whole(data: bytes) -> message.Message | None:
+    """Returns the choices in a file's bytes; None if something is missing in them.
+
+    Raises:
+      google.protobuf.message.DecodeError: these are no choices.
+    """
+    found = _results().FromString(data)
+    has_all = all(each.device and each.hlo and each.result for each in found.results)
+    is_alike = len({each.version for each in found.results}) <= 1
+    return found if found.version and has_all and is_alike else None
 
 
 def _remove_if_old(path: pathlib.Path) -> None:
@@ -170,29 +183,13 @@ def _remove_if_old(path: pathlib.Path) -> None:
             path.unlink()
 
 
-def _shipped(decides: Mapping[str, object]) -> dict:
+def _shipped(decides: Mapping[str, object]) -> message.Message:
     """Returns the package's choices for these libraries, which tools/ship_autotuning.py made."""
-    return by_operation(
-        each
+    return join(
+        read_shipped(path)
         for path in sorted(SHIPPED.glob("*.json"))
         if json.loads(path.read_text())["packages"] == decides.get("packages")
-        for each in read_shipped(path)
     )
-
-
-@functools.cache
-def version() -> int | None:
-    """Returns the version of the file that TensorFlow's XLA reads; None if it is not known.
-
-    It is in the headers of TensorFlow's wheel, which small container images leave out.
-    """
-    header = "tensorflow/compiler/xla/service/gpu/autotuning/autotune_cache_key.h"
-    try:
-        text = (pathlib.Path(tf.sysconfig.get_include()) / header).read_text()
-    except OSError:
-        return VERSIONS.get(tf.__version__.rpartition(".")[0])
-    found = re.search(r"kCurrentVersion = (\d+)", text)
-    return int(found[1]) if found else None
 
 
 @functools.cache
