@@ -1417,6 +1417,13 @@ def _(monkeypatch):
     return called_in(monkeypatch, backend.numpy, ["matmul"], run) == ["matmul"] * 2
 
 
+@canary("numpy.concatenate", "joins the inputs of Concatenate")
+def _(monkeypatch):
+    x = tf.ones((2, 3))
+    run = lambda: layers.Concatenate()([x, x])  # noqa: E731
+    return called_in(monkeypatch, numpy, ["concatenate"], run) == ["concatenate"]
+
+
 @canary("numpy.add", "adds a layer's bias, a variable, by tf.nn.bias_add and its name")
 def _(monkeypatch):
     found = []

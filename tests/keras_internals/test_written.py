@@ -86,3 +86,43 @@ def test_the_gradient_has_a_gradient():
         return outer.gradient(penalty, x)
 
     assert np.abs(tf.function(penalty, jit_compile=True)(values())).max() > 0
+
+
+def dense_block(dtype, num_layers, channels=4):
+    """Layers of which each reads the outputs of all before it, as in a DenseNet."""
+    keras.utils.set_random_seed(0)
+    x = inputs = keras.Input((6, 5, channels))
+    for _ in range(num_layers):
+        read = layers.BatchNormalization(dtype=dtype)(x)
+        read = layers.Activation("relu", dtype=dtype)(read)
+        read = layers.Conv2D(2, 3, padding="same", use_bias=False, dtype=dtype)(read)
+        x = layers.Concatenate(dtype=dtype)([x, read])
+    return keras.Model(inputs, x)
+
+
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "float32"])
+def test_the_sum_of_gradients_of_a_concatenation_is_written(dtype):
+    model = dense_block(dtype, 4)
+    graph = traced(model, values(), ours).get_concrete_function(values()).graph
+    types = [each.type for each in graph.get_operations()]
+    assert types.count("XlaOptimizationBarrier") == 3  # the last one has one reader
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("mixed_bfloat16", 0.05), ("float32", 1e-4)])
+def test_the_gradients_of_a_dense_block_are_keras(dtype, tolerance):
+    model = dense_block(dtype, 4)
+    theirs = tf.nest.flatten(traced(model, values(), contextlib.nullcontext, xla=False)(values()))
+    received = tf.nest.flatten(traced(model, values(), ours)(values()))
+    for own, other in zip(received, theirs, strict=True):
+        other = tf.cast(other, "float32").numpy()
+        atol = tolerance * np.abs(other).max()  # bfloat16 has 8 bits
+        np.testing.assert_allclose(tf.cast(own, "float32"), other, rtol=tolerance, atol=atol)
+
+
+def test_whole_numbers_are_concatenated_as_by_keras():
+    @tf.function(jit_compile=True)
+    def run(x):
+        with ours():
+            return keras.ops.concatenate([x, x])
+
+    np.testing.assert_array_equal(run(tf.constant([1, 2])), [1, 2, 1, 2])

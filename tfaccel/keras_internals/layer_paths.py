@@ -27,7 +27,7 @@ from tfaccel.keras_internals.cross_entropy import gathered
 from tfaccel.keras_internals.depthwise import of_conv, of_separable
 from tfaccel.keras_internals.joined_kernels import joined_casts
 from tfaccel.keras_internals.patching import patched
-from tfaccel.keras_internals.written import relu
+from tfaccel.keras_internals.written import concatenated, relu
 
 
 @contextlib.contextmanager
@@ -77,6 +77,7 @@ def layer_paths(
             cross_entropy = functools.partial(gathered, on_gpu=on_gpu)
             replace(tf.nn, "sparse_softmax_cross_entropy_with_logits", cross_entropy)
             patches.enter_context(patched(nn, "relu", relu))
+            replace(numpy, "concatenate", concatenated)
             one_pass = functools.partial(layer_norm.one_pass, own=norm_kernels)
             replace(operations, "_layer_normalization", one_pass)
             if on_gpu:

@@ -7,7 +7,8 @@ norm and ReLU are cheap, and their gradients read the inputs of the batch norm a
     x = written_if_of_norm(x)           # before a matrix product
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
@@ -38,6 +39,24 @@ def _with_sum_written(values: tf.Tensor):
         return written(of_values) if is_sum else of_values
 
     return tf.identity(values), gradient
+
+
+def concatenated(concatenate: Callable) -> Callable:
+    """Returns a replacement of `keras.src.backend.numpy.concatenate`.
+
+    XLA writes the sum of the gradients of the outputs' readers. In a DenseNet each layer adds its
+    outputs to those of all layers before it. XLA alone would compute the gradients of all later
+    layers once more for each layer: in a DenseNet-121 of 128 x 224 x 224 the kernels beside
+    products moved 55.5 GB a step, and now 43.5 (tools/gpu_program.py).
+    """
+
+    @functools.wraps(concatenate)
+    def call(xs, axis=0):
+        outputs = concatenate(xs, axis=axis)
+        has_gradient = isinstance(outputs, tf.Tensor) and outputs.dtype.is_floating
+        return _with_sum_written(outputs) if has_gradient else outputs
+
+    return call
 
 
 def written_if_of_norm(inputs: tf.Tensor) -> tf.Tensor:
