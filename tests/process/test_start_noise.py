@@ -71,3 +71,22 @@ def test_without_a_standard_error_nothing_fails():
         timeout=60,
     )
     assert done.returncode == 0
+
+
+GALLERY = """
+import sys
+from tfaccel.process import start_noise
+start_noise.start_tensorflow()
+assert not {*start_noise.OF_GALLERIES} & {*sys.modules}
+import keras, numpy as np
+keras.visualization.plot_image_gallery(np.zeros((1, 8, 8, 3)), path="gallery.png")
+import matplotlib.pyplot
+assert type(matplotlib.pyplot.figure) is type(start_noise.left_out)
+"""
+
+
+def test_galleries_of_images_are_drawn_although_matplotlib_loads_later(tmp_path):
+    program = [sys.executable, "-c", GALLERY]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "gallery.png").stat().st_size > 0

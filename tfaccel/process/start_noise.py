@@ -12,9 +12,11 @@ filter is a process, because a thread would lose the last lines before an abort.
 
 import contextlib
 import gc
+import importlib
 import os
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 
 from tfaccel.common import run_log
@@ -23,6 +25,8 @@ from tfaccel.process import progress, waits
 LEVEL = "TF_CPP_MIN_LOG_LEVEL"  # 0 shows all, 1 no information, 2 no warnings, 3 no errors
 OUR_LEVEL = "2"  # if the user has not set a level
 STDERR = 2
+# What Keras 3.15 imports for galleries of images, which few programs draw.
+OF_GALLERIES = ("matplotlib.patches", "matplotlib.pyplot")
 END_S = 2.0  # to wait for the last lines, which are already in the pipe
 
 _PREFIX = r"\d{4} \d\d:\d\d:[\d.]+ +\d+ [\w.-]+:\d+\] "  # a line of absl, after its first letter
@@ -75,18 +79,39 @@ def start_tensorflow() -> None:
 
     Python's garbage collector is off meanwhile, and afterwards ignores the objects of TensorFlow,
     which live until the command ends. This saves 0.4 s here and 0.8 s at the end (2 CPU cores,
-    2026-11-27).
+    2026-11-27). OF_GALLERIES would take 0.2 s.
     """
     if "tensorflow" in sys.modules:  # a program runs a command in its own process
         return
     run_log.show(speaks=not progress.is_launched())
     gc.disable()
     try:
-        with waits.on("starting TensorFlow"), left_out():
+        with waits.on("starting TensorFlow"), left_out(), _loading_when_used(*OF_GALLERIES):
             import keras  # noqa: F401  and TensorFlow with it
         gc.freeze()
     finally:
         gc.enable()
+
+
+@contextlib.contextmanager
+def _loading_when_used(*names: str) -> Iterator[None]:
+    """Gives modules that import these ones stand-ins, which load the true ones when they are used.
+
+    importlib.util.LazyLoader would load them at once, because `import` reads their `__spec__`.
+    """
+    names = [name for name in names if name not in sys.modules]
+    sys.modules.update({name: _stand_in(name) for name in names})
+    try:
+        yield
+    finally:
+        for name in names:
+            del sys.modules[name]
+
+
+def _stand_in(name: str) -> types.ModuleType:
+    module = types.ModuleType(name)
+    module.__getattr__ = lambda attribute: getattr(importlib.import_module(name), attribute)
+    return module
 
 
 @contextlib.contextmanager
