@@ -43,9 +43,10 @@ class WaitsInEpoch(keras.callbacks.Callback):
     """Waits for the thread before the second epoch, so that the change is not later."""
 
     def on_epoch_begin(self, epoch, logs=None):
-        aside = self.model.train_function._step._at_once._aside
-        if epoch == 1 and aside is not None:  # it is None if the change has been
-            aside.wait()
+        if epoch == 1:
+            aside = self.model.train_function._step._at_once._aside
+            if aside is not None:  # else the change has been
+                aside.wait()
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 2])
