@@ -56,7 +56,7 @@ def _ship(path: pathlib.Path, packages: str, folders: list[pathlib.Path]) -> int
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = [autotuning.read_shipped(path)] if path.exists() else []
     read = [autotuning.read(each) for folder in folders for each in sorted(folder.glob("*.pb"))]
-    choices = autotuning.join(each for each in [*kept, *read] if each)
+    choices = autotuning.join([*kept, *read])
     if choices.results:
         data = gzip.compress(choices.SerializeToString(), mtime=0)
         path.with_suffix(".pb.gz").write_bytes(data)

@@ -113,7 +113,7 @@ def _join(folder: pathlib.Path, shipped: message.Message) -> tuple[int, int]:
     with open(own_files.open_own(folder / LOCK, os.O_RDWR | os.O_CREAT)) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a moment, unless another process joins them now
         found = {path: read(path) for path in [folder / KEPT, *sorted(folder.glob("*-*.pb"))]}
-        own = join(each for each in found.values() if each)
+        own = join(found.values())
         whole = join([own, shipped])
         if whole.ByteSize() > MOST_BYTES:
             log.info(
@@ -130,14 +130,14 @@ def _join(folder: pathlib.Path, shipped: message.Message) -> tuple[int, int]:
     return len(whole.results), len(whole.results) - len(own.results)
 
 
-def join(found: Iterable[message.Message]) -> message.Message:
+def join(found: Iterable[message.Message | None]) -> message.Message:
     """Joins the choices of files; the first choice for a GPU and operation counts.
 
     XLA takes one choice of each, and its own version of the file. A file of another version than
-    the first one's is left out.
+    the first one's is left out, and so is None, which stands for a damaged file.
     """
     version, choices = None, {}
-    for results in found:
+    for results in filter(None, found):
         versions = {(results.version, each.version) for each in results.results}
         version = version or versions
         if versions == version:

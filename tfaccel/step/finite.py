@@ -315,10 +315,10 @@ def _index_in_each(after, before) -> tf.Tensor:
 
 
 def _good_in_parts(after, before) -> Iterator[tuple[int, tf.Tensor, list[int]]]:
-    """Yields the index of the first of AT_ONCE tensors, a vector, and how much of it is of each.
+    """Yields the index of the first of AT_ONCE tensors, a vector, and each tensor's size in it.
 
-    The vector is True for good values of small tensors, and for good rows of large ones. For XLA;
-    see `_index_in_each`.
+    The vector is True for good values of small tensors, and for good rows of large ones. This is
+    for XLA; see `_index_in_each`.
     """
     before = before or [None] * len(after)
     large = iter(joined_sums([each for each in after if not is_small(each)]))
@@ -343,10 +343,7 @@ def _good_in_parts(after, before) -> Iterator[tuple[int, tf.Tensor, list[int]]]:
                 good.append(_good(joined(now), then, _is_finite_for_xla))
                 sizes += _sizes(now)
             else:
-                rows = [
-                    joined([tf.reduce_all(_good(*each, _is_finite_for_xla), axis)])
-                    for each in pairs
-                ]
+                rows = [tf.reduce_all(_good(*each, _is_finite_for_xla), axis) for each in pairs]
                 good += rows
                 sizes += _sizes(rows)
         yield start, joined(good), sizes
