@@ -43,8 +43,8 @@ class RuntimeConfig:
     compile_cache: bool = True
     """Keep what XLA compiles for a GPU, and which kernels it chose by timing, for later processes.
     The files are in tfaccel/xla (at most 4 GiB) and tfaccel/autotuning (some hundred KiB) of the
-    cache folder (XDG_CACHE_HOME, or ~/.cache). The package already has the
-    choices of some networks for the H200."""
+    cache folder (XDG_CACHE_HOME, or ~/.cache). The package already has the choices of some
+    networks for the H200."""
     seed: int = 0
     """Seed of all random numbers. Weights, dropout, data order and augmentation all depend on
     it."""
