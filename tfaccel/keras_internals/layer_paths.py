@@ -67,7 +67,9 @@ def layer_paths(
                 replace(conv, "convolution_op", convolution.in_eights)
             replace(conv, "convolution_op", convolution.as_product)
             replace(keras.layers.Conv2DTranspose, "call", convolution.transposed_as_product)
-            replace(norm, "call", batch_norm.one_pass)
+            known = {}
+            one_pass = functools.partial(batch_norm.one_pass, concatenations=known)
+            replace(norm, "call", one_pass)
             replace(pooling, "call", max_pooling.indexed)
             replace(keras.layers.EinsumDense, "call", einsum_dense.as_product)
             patches.enter_context(patched(nn, "gelu", gelu or gelu_in_xla.gelu))
@@ -77,7 +79,7 @@ def layer_paths(
             cross_entropy = functools.partial(gathered, on_gpu=on_gpu)
             replace(tf.nn, "sparse_softmax_cross_entropy_with_logits", cross_entropy)
             patches.enter_context(patched(nn, "relu", relu))
-            replace(numpy, "concatenate", concatenated)
+            replace(numpy, "concatenate", functools.partial(concatenated, known=known))
             one_pass = functools.partial(layer_norm.one_pass, own=norm_kernels)
             replace(operations, "_layer_normalization", one_pass)
             if on_gpu:
