@@ -219,6 +219,21 @@ def test_moments_of_a_branch_stay_in_it():
     np.testing.assert_allclose(*numpy32([first, second]), atol=0.1)  # by other moving means
 
 
+def test_parts_of_unknown_size_are_no_parts():
+    concatenations = {}
+    join = concatenated(keras.src.backend.numpy.concatenate, concatenations)
+
+    @tf.function
+    def run(x, y, z):
+        join([x, y], axis=-1)
+        return join([z, z], axis=-1), join([x, x[:, :2]], axis=-1)
+
+    unknown = tf.TensorSpec(None), tf.TensorSpec((None, None))
+    _, wanted = run.get_concrete_function(*unknown, tf.TensorSpec(None)).outputs
+    assert not concatenations
+    assert wanted.shape.rank is None
+
+
 def test_moments_that_no_tape_recorded_are_computed_again():
     layer = make_layer((4, 6), dtype="mixed_bfloat16")
     concatenations = {}

@@ -1,6 +1,7 @@
 """Training begins without XLA, and goes on with the program that a thread compiled meanwhile."""
 
 import logging
+import threading
 import time
 
 import keras
@@ -40,20 +41,35 @@ def trained(*, at_once, steps_per_execution=1, epochs=3, callbacks=()):
 
 
 class WaitsInEpoch(keras.callbacks.Callback):
-    """Waits for the thread before the second epoch, so that the change is not later."""
+    """Waits for the thread before the second epoch, so that the change is not later.
+
+    `may_compile`, an event for which the thread waits, is set then, so that it is not sooner.
+    """
+
+    def __init__(self, may_compile=None):
+        super().__init__()
+        self._may_compile = may_compile or threading.Event()
 
     def on_epoch_begin(self, epoch, logs=None):
         if epoch == 1:
+            self._may_compile.set()
             aside = self.model.train_function._step._at_once._aside
             if aside is not None:  # else the change has been
                 aside.wait()
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 2])
-def test_weights_are_those_of_training_with_xla_alone(steps_per_execution, caplog):
+def test_weights_are_those_of_training_with_xla_alone(steps_per_execution, caplog, monkeypatch):
+    may_compile, run = threading.Event(), aside.StandIns.run
+
+    def later(*arguments):
+        assert may_compile.wait(timeout=60)
+        return run(*arguments)
+
+    monkeypatch.setattr(aside.StandIns, "run", later)
     caplog.set_level(logging.INFO, "tfaccel")
     settings = {"steps_per_execution": steps_per_execution}
-    model, losses = trained(at_once=True, callbacks=[WaitsInEpoch()], **settings)
+    model, losses = trained(at_once=True, callbacks=[WaitsInEpoch(may_compile)], **settings)
     reference, wanted = trained(at_once=False, **settings)
     np.testing.assert_allclose(losses, wanted, rtol=1e-4)
     for one, other in zip(model.get_weights(), reference.get_weights(), strict=True):

@@ -69,17 +69,18 @@ def concatenated(concatenate: Callable, known: dict | None = None) -> Callable:
         if not has_gradient:
             return outputs
         outputs = _with_sum_written(outputs)
-        is_known = tf.is_symbolic_tensor(outputs) and all(_is_like(each, outputs) for each in xs)
-        if known is not None and is_known:
+        is_noted = known is not None and tf.is_symbolic_tensor(outputs)
+        if is_noted and all(_is_like(each, outputs, axis) for each in xs):
             known[outputs.ref()] = Concatenation(list(xs), axis % len(outputs.shape))
         return outputs
 
     return call
 
 
-def _is_like(part, whole: tf.Tensor) -> bool:
-    """Returns whether a part of a concatenation went into it as it is."""
-    return isinstance(part, tf.Tensor) and part.dtype == whole.dtype
+def _is_like(part, whole: tf.Tensor, axis: int) -> bool:
+    """Returns whether a part of a concatenation went into it as it is, with a known size."""
+    is_alike = isinstance(part, tf.Tensor) and part.dtype == whole.dtype
+    return is_alike and part.shape.rank is not None and part.shape[axis] is not None
 
 
 def written_if_of_norm(inputs: tf.Tensor) -> tf.Tensor:
