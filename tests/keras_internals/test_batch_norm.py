@@ -6,10 +6,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from outputs_and_gradients import in_xla, traced
 
 from tfaccel import UserError
 from tfaccel.keras_internals import batch_norm
-from tfaccel.keras_internals.layer_paths import layer_paths
 from tfaccel.keras_internals.written import concatenated
 
 LAYER = keras.layers.BatchNormalization
@@ -92,7 +92,7 @@ def test_one_pass_is_keras_own(monkeypatch, dtype, shape, settings, mean):
 
 
 def dense_block(dtype, axis=-1):
-    """Layers that each add their outputs to all before, which three norms and a sum read."""
+    """Layers that each join their outputs to all before. Four norms and a product read these."""
     keras.utils.set_random_seed(0)
     layers, settings = keras.layers, {"dtype": dtype}
     x = inputs = keras.Input((6, 6, 6))
@@ -110,24 +110,6 @@ def dense_block(dtype, axis=-1):
     return model
 
 
-def traced_block(model, paths):
-    """The function that trains on a batch, without an update, and returns all that it computes."""
-
-    @tf.function
-    def run(x):
-        with paths(), tf.GradientTape() as tape:
-            tape.watch(x)
-            y = model(x, training=True)
-            loss = tf.reduce_mean(tf.cast(y, "float32") ** 2)
-        return y, tape.gradient(loss, [x, *(each.value for each in model.trainable_variables)])
-
-    return run
-
-
-def in_xla():
-    return layer_paths(xla=True, all_reduce=None)
-
-
 @pytest.mark.parametrize("axis", [-1, 1])
 @pytest.mark.parametrize("mean", [0.5, 5.0])
 def test_a_concatenation_is_normalized_as_by_keras(axis, mean):
@@ -136,7 +118,7 @@ def test_a_concatenation_is_normalized_as_by_keras(axis, mean):
     def results(dtype, paths):
         model = dense_block(dtype, axis)
         model.layers[1].moving_mean.assign(np.full(6, 0.9 * mean))
-        received = tf.nest.flatten(traced_block(model, paths)(inputs))
+        received = tf.nest.flatten(traced(model, paths, xla=False)(inputs))
         return numpy32([*received, *model.non_trainable_variables])
 
     wanted = results("float32", contextlib.nullcontext)
@@ -192,13 +174,10 @@ def test_a_gradient_of_gradients_depends_on_the_moments(monkeypatch):
 def test_the_moments_of_each_part_are_computed_once():
     model = dense_block("mixed_bfloat16")
 
-    def shapes_of_means(paths):
-        graph = traced_block(model, paths).get_concrete_function(tf.zeros((4, 6, 6, 6))).graph
-        means = [each for each in graph.get_operations() if each.type == "Mean"]
-        return sorted(each.inputs[0].shape[-1] for each in means if len(each.inputs[0].shape) == 4)
-
+    run = traced(model, in_xla, xla=False).get_concrete_function(tf.zeros((4, 6, 6, 6)))
+    averaged = [each.inputs[0] for each in run.graph.get_operations() if each.type == "Mean"]
     # Two for each part, of which the inputs are cast twice; the last mean is that of the pooling.
-    assert shapes_of_means(in_xla) == [6] * 10 + [24]
+    assert sorted(each.shape[-1] for each in averaged if len(each.shape) == 4) == [6] * 10 + [24]
 
 
 def test_moments_of_a_branch_stay_in_it():
@@ -243,21 +222,24 @@ def test_moments_that_no_tape_recorded_are_computed_again():
     def gradients(looks_before):
         @tf.function
         def run(x):
-            with tf.GradientTape() as tape:
-                tape.watch(x)
+            with tf.GradientTape() as outer, tf.GradientTape() as inner:
+                outer.watch(x)
+                inner.watch(x)
                 whole = join([x, 2 * x], axis=-1)
                 if looks_before:
-                    with tape.stop_recording():
+                    with outer.stop_recording(), inner.stop_recording():
                         one_pass(layer, whole, training=True)
                 y = one_pass(layer, whole, training=True)
                 loss = tf.reduce_sum(tf.cast(y, "float32") ** 3)
-            return tape.gradient(loss, x)
+                first = inner.gradient(loss, x)
+                penalty = tf.reduce_sum(tf.cast(first, "float32") ** 2)
+            return first, outer.gradient(penalty, x)
 
         return run(normal((16, 3), dtype="bfloat16"))
 
     layer.momentum = 1.0  # the moving mean, from which the mean is computed, stays
-    ours, wanted = numpy32([gradients(True), gradients(False)])
-    np.testing.assert_array_equal(ours, wanted)
+    for ours, wanted in zip(numpy32(gradients(True)), numpy32(gradients(False)), strict=True):
+        np.testing.assert_array_equal(ours, wanted)
 
 
 def unexpected(*_args, **_kwargs):

@@ -6,8 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-
-from tfaccel.keras_internals.layer_paths import layer_paths
+from outputs_and_gradients import in_xla, traced
 
 layers = keras.layers
 
@@ -23,38 +22,20 @@ def small_model(dtype, readers, norm=True):
     return keras.Model(inputs, layers.Add(**settings)(each) if readers > 1 else each[0])
 
 
-def traced(model, x, paths, *, xla=True):
-    """The function that computes the outputs and all gradients."""
-
-    @tf.function(jit_compile=xla)
-    def run(x):
-        with paths(), tf.GradientTape() as tape:
-            tape.watch(x)
-            y = model(x, training=True)
-            loss = tf.reduce_sum(tf.cast(y, "float32") ** 2)
-        return y, tape.gradient(loss, [x, *(each.value for each in model.trainable_variables)])
-
-    return run
-
-
-def ours():
-    return layer_paths(xla=True, all_reduce=None)
-
-
 def values():
     return tf.constant(np.random.default_rng(0).normal(size=(8, 6, 5, 4)), tf.float32)
 
 
 def num_written(model):
     """How many values XLA is told to write."""
-    graph = traced(model, values(), ours).get_concrete_function(values()).graph
+    graph = traced(model, in_xla, xla=True).get_concrete_function(values()).graph
     return [each.type for each in graph.get_operations()].count("XlaOptimizationBarrier")
 
 
 def assert_as_by_keras(model, tolerance):
     """Compares the outputs and all gradients with those of Keras without XLA."""
-    theirs = tf.nest.flatten(traced(model, values(), contextlib.nullcontext, xla=False)(values()))
-    received = tf.nest.flatten(traced(model, values(), ours)(values()))
+    theirs = tf.nest.flatten(traced(model, contextlib.nullcontext, xla=False)(values()))
+    received = tf.nest.flatten(traced(model, in_xla, xla=True)(values()))
     for own, other in zip(received, theirs, strict=True):
         other = tf.cast(other, "float32").numpy()
         atol = tolerance * np.abs(other).max()  # bfloat16 has 8 bits
@@ -87,7 +68,7 @@ def test_the_gradient_has_a_gradient():
     def penalty(x):
         with tf.GradientTape() as outer:
             outer.watch(x)
-            with ours(), tf.GradientTape() as inner:
+            with in_xla(), tf.GradientTape() as inner:
                 inner.watch(x)
                 loss = tf.reduce_sum(tf.cast(model(x, training=True), "float32") ** 2)
             penalty = tf.reduce_sum(inner.gradient(loss, x) ** 2)
@@ -123,7 +104,7 @@ def test_the_gradients_of_a_dense_block_are_keras(dtype, tolerance):
 def test_whole_numbers_are_concatenated_as_by_keras():
     @tf.function(jit_compile=True)
     def run(x):
-        with ours():
+        with in_xla():
             return keras.ops.concatenate([x, x])
 
     np.testing.assert_array_equal(run(tf.constant([1, 2])), [1, 2, 1, 2])

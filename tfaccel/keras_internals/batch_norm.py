@@ -188,13 +188,13 @@ class _Moments:
 
         It is the shift of the layer that was the first to read the values.
         """
-        # The gradient of moments from within a tape's `stop_recording` would be lost outside it.
+        # A gradient of gradients would miss moments from within a tape's `stop_recording`.
         is_recorded = record.should_record_backprop([inputs])
         graph, axis = tf.compat.v1.get_default_graph(), layer.axis % len(inputs.shape)
         key = inputs.ref(), axis, graph, is_recorded
         if key in self._known:
             return self._known[key]
-        if parts := self._parts(layer, inputs):
+        if parts := self._parts(inputs, axis):
             shifts = tf.split(shift, [part.shape[axis] for part in parts])
             each = [self._of(layer, *part) for part in zip(parts, shifts, strict=True)]
             # XLA alone would look for each number among all parts, in each reader.
@@ -209,10 +209,10 @@ class _Moments:
             self._known[key] = found
         return found
 
-    def _parts(self, layer, inputs) -> list[tf.Tensor]:
-        """Returns the tensors that were concatenated along the layer's axis; [] for another one."""
+    def _parts(self, inputs, axis: int) -> list[tf.Tensor]:
+        """Returns the tensors that were concatenated along the axis; [] if there are none."""
         found = self._concatenations.get(inputs.ref())
-        return found.parts if found and found.axis == layer.axis % len(inputs.shape) else []
+        return found.parts if found and found.axis == axis else []
 
 
 def _normalized(layer, inputs, mean, variance, gamma, beta) -> tf.Tensor:
@@ -228,9 +228,10 @@ def _normalized(layer, inputs, mean, variance, gamma, beta) -> tf.Tensor:
       mean, variance: those of the inputs, [channels] float32.
       gamma, beta: [channels] float32, or None.
     """
-
     axes = tf.constant(layer._reduction_axes)
     given = [each for each in (gamma, beta) if each is not None]
+    inverse = tf.math.rsqrt(variance + layer.epsilon)
+    factor = inverse if gamma is None else inverse * gamma
 
     def along(values):
         return _along_axis(layer, values, inputs)
@@ -240,8 +241,6 @@ def _normalized(layer, inputs, mean, variance, gamma, beta) -> tf.Tensor:
 
     @tf.custom_gradient
     def normalized(inputs, *_):
-        inverse = tf.math.rsqrt(variance + layer.epsilon)
-        factor = inverse if gamma is None else inverse * gamma
         outputs = centered(inputs, factor)
 
         def gradient(of_outputs):

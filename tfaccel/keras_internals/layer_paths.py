@@ -67,9 +67,8 @@ def layer_paths(
                 replace(conv, "convolution_op", convolution.in_eights)
             replace(conv, "convolution_op", convolution.as_product)
             replace(keras.layers.Conv2DTranspose, "call", convolution.transposed_as_product)
-            known = {}
-            one_pass = functools.partial(batch_norm.one_pass, concatenations=known)
-            replace(norm, "call", one_pass)
+            known = {}  # the parts of concatenations
+            replace(norm, "call", functools.partial(batch_norm.one_pass, concatenations=known))
             replace(pooling, "call", max_pooling.indexed)
             replace(keras.layers.EinsumDense, "call", einsum_dense.as_product)
             patches.enter_context(patched(nn, "gelu", gelu or gelu_in_xla.gelu))

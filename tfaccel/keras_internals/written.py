@@ -49,7 +49,7 @@ class Concatenation(NamedTuple):
     axis: int
 
 
-def concatenated(concatenate: Callable, known: dict | None = None) -> Callable:
+def concatenated(concatenate: Callable, known: dict) -> Callable:
     """Returns a replacement of `keras.src.backend.numpy.concatenate`.
 
     XLA writes the sum of the gradients of the outputs' readers. In a DenseNet each layer adds its
@@ -59,7 +59,7 @@ def concatenated(concatenate: Callable, known: dict | None = None) -> Callable:
 
     Args:
       concatenate: Keras's own `(xs, axis=0)`.
-      known: gets a `Concatenation` for `outputs.ref()` of each call.
+      known: gets a `Concatenation` for `outputs.ref()` of each call in a traced function.
     """
 
     @functools.wraps(concatenate)
@@ -69,8 +69,8 @@ def concatenated(concatenate: Callable, known: dict | None = None) -> Callable:
         if not has_gradient:
             return outputs
         outputs = _with_sum_written(outputs)
-        is_noted = known is not None and tf.is_symbolic_tensor(outputs)
-        if is_noted and all(_is_like(each, outputs, axis) for each in xs):
+        are_parts = all(_is_like(each, outputs, axis) for each in xs)
+        if are_parts and tf.is_symbolic_tensor(outputs):
             known[outputs.ref()] = Concatenation(list(xs), axis % len(outputs.shape))
         return outputs
 

@@ -298,7 +298,7 @@ def _index_in_each(after, before) -> tf.Tensor:
     """Returns the index of the first tensor with a bad value, or their number, for use in XLA.
 
     Each large matrix is reduced over its last axis where XLA computes it, or together with others.
-    The results and the small tensors are then checked together, AT_ONCE tensors at a time. Two
+    The results are then checked together, AT_ONCE at a time, and so are small tensors. Two
     kernels for each tensor would take 1 ms of a ResNet-50 step of 36 ms (H200, 2026-11-22). Nor can
     all go into one vector: XLA computed each update again inside it, and took over 10 minutes for a
     model of 4 dense layers (CPU, 2026-11-21).

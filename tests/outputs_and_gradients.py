@@ -1,0 +1,30 @@
+"""What a model computes in a traced step: with the layers' paths for XLA, or as Keras does."""
+
+import tensorflow as tf
+
+from tfaccel.keras_internals.layer_paths import layer_paths
+
+
+def traced(model, paths, *, xla):
+    """The function of a batch that returns a model's outputs and all gradients of their squares.
+
+    Args:
+      model: a model; its inputs get a gradient, too.
+      paths: makes the context in which the model is called.
+      xla: whether XLA compiles the function.
+    """
+
+    @tf.function(jit_compile=xla)
+    def run(x):
+        with paths(), tf.GradientTape() as tape:
+            tape.watch(x)
+            y = model(x, training=True)
+            loss = tf.reduce_sum(tf.cast(y, "float32") ** 2)
+        return y, tape.gradient(loss, [x, *(each.value for each in model.trainable_variables)])
+
+    return run
+
+
+def in_xla():
+    """The context of a step for XLA on one replica."""
+    return layer_paths(xla=True, all_reduce=None)
