@@ -96,9 +96,19 @@ def test_the_sum_of_gradients_of_a_concatenation_is_written(dtype, num_moments):
     assert num_written(dense_block(dtype, 4)) == 3 + num_moments
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("mixed_bfloat16", 0.05), ("float32", 1e-4)])
-def test_the_gradients_of_a_dense_block_are_keras(dtype, tolerance):
-    assert_as_by_keras(dense_block(dtype, 4), tolerance)
+# The eighth concatenation has nine arrays and is written. The tenth has three again.
+@pytest.mark.parametrize(("num_layers", "num_concatenations"), [(7, 0), (10, 1)])
+def test_a_concatenation_of_more_than_eight_arrays_is_written(num_layers, num_concatenations):
+    num_sums = num_layers - 1
+    assert num_written(dense_block("float32", num_layers)) == num_sums + num_concatenations
+
+
+@pytest.mark.parametrize(
+    ("dtype", "num_layers", "tolerance"),
+    [("mixed_bfloat16", 4, 0.05), ("float32", 4, 1e-4), ("float32", 9, 1e-4)],
+)
+def test_the_gradients_of_a_dense_block_are_keras(dtype, num_layers, tolerance):
+    assert_as_by_keras(dense_block(dtype, num_layers), tolerance)
 
 
 def test_whole_numbers_are_concatenated_as_by_keras():

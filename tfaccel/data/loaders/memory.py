@@ -183,8 +183,24 @@ def _resident(source: ArraySource, device: Device) -> dict[str, tf.Tensor]:
         if (name, device) not in source.copies:
             copying = waits.on("copying the images to the device")
             with copying, tf.device(device.name):
-                source.copies[name, device] = tf.constant(array)
+                is_gpu = device.name.startswith("/gpu")
+                source.copies[name, device] = _on_gpu(array) if is_gpu else tf.constant(array)
     return {name: source.copies[name, device] for name in arrays}
+
+
+def _on_gpu(array: np.ndarray) -> tf.Tensor:
+    """Returns the array on the GPU of the current `tf.device`, and waits until it is there.
+
+    TensorFlow copies an array of NumPy to other memory of the host before it copies it to the GPU.
+    It reads an array that is passed by DLPack where it is: 1.9 GB took 0.3 s on an H200 host, and 1
+    to 2 s by `tf.constant`. NumPy does not pass arrays by DLPack that must not be written to, such
+    as a file that is mapped to read it.
+    """
+    if not (array.flags.c_contiguous and array.flags.writeable):
+        return tf.constant(array)
+    copy = tf.identity(tf.experimental.dlpack.from_dlpack(array.__dlpack__()))
+    tf.test.experimental.sync_devices()
+    return copy
 
 
 def _arrays(source: ArraySource) -> dict[str, np.ndarray]:
