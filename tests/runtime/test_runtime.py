@@ -145,6 +145,7 @@ def test_tf32_is_switched(setup):
 
 
 NO_TIMING = "--xla_gpu_experimental_enable_fusion_autotuner=false"
+WITH_LAUNCHES = "--xla_gpu_experimental_aot_compiled_thunks=true"
 
 
 @pytest.mark.parametrize(
@@ -220,9 +221,32 @@ def test_only_replicas_that_are_all_in_one_process_wait_in_xla(
     assert NO_TIMING in flags
 
 
-@pytest.mark.parametrize(("xla", "flags"), [(True, NO_TIMING), (False, "")])
-def test_one_gpu_needs_one_flag(on_planted_gpus, xla, flags):
-    assert on_planted_gpus(1, xla=xla) == flags
+@pytest.mark.parametrize(
+    ("settings", "flags"),
+    [
+        ({}, f"{NO_TIMING} {WITH_LAUNCHES}"),
+        ({"compile_cache": False}, NO_TIMING),
+        ({"xla": False}, ""),
+    ],
+)
+def test_one_gpu_needs_two_flags(on_planted_gpus, settings, flags):
+    assert on_planted_gpus(1, **settings) == flags
+
+
+def test_a_user_can_do_without_kept_launches(on_planted_gpus, monkeypatch, caplog):
+    without = WITH_LAUNCHES.replace("true", "false")
+    monkeypatch.setenv("XLA_FLAGS", without)
+    with caplog.at_level(logging.INFO, logger="tfaccel"):
+        assert on_planted_gpus(1) == f"{without} {NO_TIMING}"
+    assert "XLA_FLAGS sets xla_gpu_experimental_aot_compiled_thunks" in caplog.text
+
+
+def test_xla_knows_the_flag_of_kept_launches():
+    # XLA ends a process that has a flag which it does not know.
+    in_new_process(
+        f"import os; os.environ['XLA_FLAGS'] = '{WITH_LAUNCHES}'\n"
+        "import tensorflow as tf; tf.function(lambda: tf.constant(1), jit_compile=True)()"
+    )
 
 
 @pytest.mark.parametrize(
@@ -240,7 +264,7 @@ def test_a_flag_with_which_xla_computes_wrong_is_warned_of(
 ):
     monkeypatch.setenv("XLA_FLAGS", flags)
     with caplog.at_level(logging.INFO, logger="tfaccel"):
-        assert on_planted_gpus(1) == f"{flags} {NO_TIMING}"
+        assert on_planted_gpus(1) == f"{flags} {NO_TIMING} {WITH_LAUNCHES}"
     assert ("computes c * (x W + b) as c * x W + b" in caplog.text) is warned
     caplog.clear()
     on_planted_gpus(1, xla=False)
@@ -254,7 +278,7 @@ def test_kept_programs_depend_on_the_flags(on_planted_gpus, monkeypatch):
         monkeypatch.setenv("XLA_FLAGS", each)
         on_planted_gpus(1)
     assert [each.pop("xla_flags") for each in kept] == [
-        f"{each} {NO_TIMING}".strip() for each in flags
+        f"{each} {NO_TIMING} {WITH_LAUNCHES}".strip() for each in flags
     ]
     assert kept[0] == kept[1]
 
