@@ -8,6 +8,7 @@ import inspect
 import re
 import tempfile
 import threading
+import time
 import types
 
 import h5py
@@ -1641,6 +1642,39 @@ def _():
     assert handle is one.handle
     traced._inference_function.call_with_captures((tf.constant(2.0),), {}, [two.handle])
     return one.numpy() == 1 and two.numpy() == 12
+
+
+@canary("numpy.sqrt", "is what an Adam computes its square roots by")
+def _(monkeypatch):
+    seen, direct = [], numpy.sqrt
+    monkeypatch.setattr(numpy, "sqrt", lambda x: seen.append(type(x)) or direct(x))
+    optimizer, variable = keras.optimizers.Adam(), keras.Variable([1.0, 2.0])
+    optimizer.build([variable])
+    optimizer.apply([tf.ones(2)])
+    return len(seen) == 2 and issubclass(seen[1], keras.Variable)
+
+
+@canary("_noinline", "makes TensorFlow translate a function that a branch calls once for XLA")
+def _():
+    def seconds(root):
+        def fifty(x):
+            for _ in range(50):
+                x = root(x)
+            return x
+
+        @tf.function(jit_compile=True, autograph=False)
+        def roots(x):
+            return tf.cond(x[0] > 0, lambda: fifty(x), lambda: x)
+
+        roots.get_concrete_function(tf.ones(2))
+        began = time.perf_counter()
+        roots.experimental_get_compiler_ir(tf.ones(2))(stage="hlo")
+        return time.perf_counter() - began
+
+    once = tf.function(tf.sqrt, autograph=False, experimental_attributes={"_noinline": True})
+    once = once.get_concrete_function(tf.TensorSpec([2]))
+    call = lambda x: tf.raw_ops.PartitionedCall(args=[x], Tout=[x.dtype], f=once)[0]  # noqa: E731
+    return 3 * seconds(call) < seconds(tf.sqrt)  # 0.03 and 0.25
 
 
 @pytest.mark.parametrize(("name", "does"), CANARIES, ids=[f"{n} {d}" for n, d in CANARIES])

@@ -28,18 +28,29 @@ def relu(x) -> tf.Tensor:
     ReLU's gradient, for which it reads the inputs of the norm once more. In a U-Net of 32 x 256 x
     256 that was 0.5 of 24.9 GB a step (tools/gpu_program.py).
     """
-    outputs = tf.nn.relu(x)
-    return _with_sum_written(outputs) if _is_of_norm(outputs) else outputs
+    return _relu_of_norm(x) if _is_cast(x) else tf.nn.relu(x)
+
+
+@tf.custom_gradient
+def _relu_of_norm(x: tf.Tensor):
+    # TensorFlow 2.21 takes 5 ms to translate a Relu or a ReluGrad for XLA, and 0.1 ms for these.
+    outputs = tf.maximum(x, 0)
+
+    def gradient(of_outputs):
+        return tf.where(outputs > 0, _sum_written(of_outputs), 0)
+
+    return outputs, gradient
 
 
 @tf.custom_gradient
 def _with_sum_written(values: tf.Tensor):
-    def gradient(of_values):
-        op = getattr(of_values, "op", None)  # eager tensors have none
-        is_sum = op is not None and op.type == "AddN"
-        return written(of_values) if is_sum else of_values
+    return tf.identity(values), _sum_written
 
-    return tf.identity(values), gradient
+
+def _sum_written(values: tf.Tensor) -> tf.Tensor:
+    """Returns the values, which XLA writes if they are a sum of several gradients."""
+    op = getattr(values, "op", None)  # eager tensors have none
+    return written(values) if op is not None and op.type == "AddN" else values
 
 
 # A kernel that reads a concatenation which was not written reads at most this many arrays. A
@@ -123,7 +134,13 @@ def _is_of_norm(values: tf.Tensor) -> bool:
     op = getattr(values, "op", None)
     while op is not None and op.type in ("Identity", "IdentityN"):
         op = op.inputs[0].op
-    return op is not None and op.type == "Relu" and op.inputs[0].op.type == "Cast"
+    return op is not None and op.type in ("Relu", "Maximum") and _is_cast(op.inputs[0])
+
+
+def _is_cast(values) -> bool:
+    """Returns whether the values were computed in another dtype."""
+    op = getattr(values, "op", None)
+    return op is not None and op.type == "Cast"
 
 
 def changed_after(variables: Sequence[tf.Variable], code: tf.Tensor) -> tf.Tensor:

@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.keras_internals.joined_kernels import joined_sums, joined_updates
+from tfaccel.keras_internals.lowered_once import square_roots_once
 from tfaccel.keras_internals.model_view import every_optimizer, variables_of
 from tfaccel.keras_internals.patching import with_entry
 from tfaccel.keras_internals.recording import noted
@@ -177,7 +178,8 @@ class Watch:
 
             def apply():
                 given = joined_updates(grads) if xla else grads
-                type(optimizer).apply(optimizer, given, trainable_variables)
+                with square_roots_once() if xla else contextlib.nullcontext():
+                    type(optimizer).apply(optimizer, given, trainable_variables)
 
             if scales:
                 with _set(optimizer, check_finite=lambda _: ~refused):  # Keras need not check again

@@ -28,11 +28,13 @@ def without_bias(key: tf.Tensor) -> tf.Tensor:
     if x is None or x.shape[-1] not in (heads * size, size):
         return key
 
+    # x is an argument although it gets no gradient: TensorFlow looks at each operation before a
+    # tensor which is not one.
     @tf.custom_gradient
-    def run(key):
+    def run(key, x):
         def backward(gradient):
-            return with_sums(tf.identity(gradient), tf.zeros_like(bias))
+            return with_sums(tf.identity(gradient), tf.zeros_like(bias)), None
 
         return tf.reshape(x, key.shape), backward
 
-    return run(key)
+    return run(key, x)
