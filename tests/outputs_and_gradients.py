@@ -1,4 +1,4 @@
-"""What a model computes in a traced step: with the layers' paths for XLA, or as Keras does."""
+"""What models and functions compute, with gradients: by the layers' paths for XLA or by Keras."""
 
 import tensorflow as tf
 
@@ -28,3 +28,14 @@ def traced(model, paths, *, xla):
 def in_xla():
     """The context of a step for XLA on one replica."""
     return layer_paths(xla=True, all_reduce=None)
+
+
+def with_gradients(function, x):
+    """What a function makes of x, the gradient of its sum, and the gradient of the sum of that."""
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            y = function(x)
+        first = inner.gradient(y, x)
+    return y, first, outer.gradient(first, x)

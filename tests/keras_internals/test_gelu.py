@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from outputs_and_gradients import with_gradients
 
 from tfaccel.keras_internals.gelu import gelu
 from tfaccel.keras_internals.layer_paths import layer_paths
@@ -18,14 +19,9 @@ def exact(x, approximate):
     return 0.5 * x * (1 + tf.math.erf(x * np.sqrt(0.5)))
 
 
-def with_gradients(function, x):
-    with tf.GradientTape() as outer:
-        outer.watch(x)
-        with tf.GradientTape() as inner:
-            inner.watch(x)
-            y = function(x)
-        first = inner.gradient(y, x)
-    return [tf.cast(each, tf.float64).numpy() for each in (y, first, outer.gradient(first, x))]
+def in_float64(function, x):
+    """The function's outputs and gradients, computed in the dtype of x."""
+    return [tf.cast(each, tf.float64).numpy() for each in with_gradients(function, x)]
 
 
 @pytest.mark.parametrize("approximate", [False, True])
@@ -34,9 +30,9 @@ def with_gradients(function, x):
 )
 def test_alike_float64(dtype, tolerance, approximate):
     x = tf.constant(X, dtype)
-    found = with_gradients(lambda x: gelu(x, approximate), x)
+    found = in_float64(lambda x: gelu(x, approximate), x)
     wide = tf.cast(x, tf.float64)
-    wanted = with_gradients(lambda x: exact(x, approximate), wide)
+    wanted = in_float64(lambda x: exact(x, approximate), wide)
     for each, other in zip(found[:2], wanted[:2], strict=True):
         np.testing.assert_allclose(each, other, rtol=tolerance, atol=tolerance)
     if dtype != "float16":
@@ -46,9 +42,9 @@ def test_alike_float64(dtype, tolerance, approximate):
 def test_no_error_larger_than_tensorflows():
     x = tf.constant(X[np.abs(X) < 20], tf.bfloat16)
     wide = tf.cast(x, tf.float64)
-    wanted = with_gradients(lambda x: exact(x, False), wide)
-    own = with_gradients(lambda x: gelu(x, False), x)
-    theirs = with_gradients(lambda x: tf.nn.gelu(x, approximate=False), x)
+    wanted = in_float64(lambda x: exact(x, False), wide)
+    own = in_float64(lambda x: gelu(x, False), x)
+    theirs = in_float64(lambda x: tf.nn.gelu(x, approximate=False), x)
     for index in (0, 1):
         error = np.abs(own[index] - wanted[index]).max()
         assert error <= np.abs(theirs[index] - wanted[index]).max()

@@ -28,8 +28,8 @@ def without_bias(key: tf.Tensor) -> tf.Tensor:
     if x is None or x.shape[-1] not in (heads * size, size):
         return key
 
-    # x is an argument although it gets no gradient: TensorFlow looks at each operation before a
-    # tensor which is not one.
+    # x is an argument although it gets no gradient. TensorFlow searches all operations behind a
+    # tensor that is used here but is no argument.
     @tf.custom_gradient
     def run(key, x):
         def backward(gradient):
