@@ -258,6 +258,15 @@ def test_a_full_quota_is_said(monkeypatch, caplog):
     assert "cannot be used (Disk quota exceeded)" in caplog.messages[-1]
 
 
+on_cpu_and_gpus = pytest.mark.parametrize(
+    "gpu_ids",
+    [
+        pytest.param([], marks=pytest.mark.slow, id="cpu"),
+        pytest.param(["0"], marks=pytest.mark.gpu, id="gpu"),
+        pytest.param(["0", "1"], marks=pytest.mark.multi_gpu, id="gpus"),
+    ],
+)
+
 # How programs begin whose arguments are the GPUs.
 WITH_CACHE = """
 import sys
@@ -281,14 +290,7 @@ print([each.tolist() for each in model.get_weights()])
 """
 
 
-@pytest.mark.parametrize(
-    "gpu_ids",
-    [
-        pytest.param([], marks=pytest.mark.slow, id="cpu"),
-        pytest.param(["0"], marks=pytest.mark.gpu, id="gpu"),
-        pytest.param(["0", "1"], marks=pytest.mark.multi_gpu, id="gpus"),
-    ],
-)
+@on_cpu_and_gpus
 def test_the_next_process_finds_what_was_compiled_and_mends_what_was_damaged(
     own_cache, gpu_ids, monkeypatch
 ):
@@ -371,6 +373,67 @@ def test_the_next_process_waits_for_the_program_that_was_compiled_beside_trainin
     log, again = trained()
     assert "it waits for XLA: the compile cache has a program of such a step" in log
     assert again == entries
+
+
+# A step in which XLA calls libraries of many kinds, and has branches, loops and random numbers.
+KINDS = """
+import keras, numpy as np, tensorflow as tf, tfaccel
+layers = keras.layers
+run = tfaccel.setup(
+    gpu_ids=gpu_ids, xla=True, precision="mixed_float16", flash_attention=not not gpu_ids)
+
+class Signals(layers.Layer):
+    def call(self, x):
+        x = tf.cast(x, tf.float32)
+        spectrum = tf.math.abs(tf.signal.fft2d(tf.cast(x, tf.complex64)))
+        grams = tf.matmul(x, x, transpose_a=True) + 8 * tf.eye(x.shape[-1])
+        triangle = tf.linalg.cholesky(grams)
+        solved = tf.linalg.triangular_solve(triangle, tf.transpose(x, (0, 2, 1)))
+        highest, places = tf.math.top_k(spectrum, 8)
+        ordered = tf.sort(tf.gather(x, places[:, 0] % x.shape[1], axis=1, batch_dims=1), axis=1)
+        return tf.concat([highest, ordered[:, :, :8], tf.transpose(solved, (0, 2, 1))[:, :8, :8],
+            tf.math.cumsum(x, axis=1)[:, :8, :8]], axis=1)
+
+with run.scope():
+    x = inputs = keras.Input((16, 16, 3))
+    x = layers.Conv2D(32, 3, padding="same", use_bias=False)(x)
+    x = layers.ReLU()(layers.BatchNormalization(synchronized=True)(x))
+    x = layers.DepthwiseConv2D(3, padding="same")(layers.MaxPooling2D()(x))
+    x = layers.Reshape((64, 32))(layers.Dropout(0.1)(x))
+    x = layers.MultiHeadAttention(2, 32)(x, x)
+    x = layers.Concatenate(axis=1)([layers.LSTM(8, return_sequences=True)(x), Signals()(x)])
+    x = layers.LayerNormalization()(layers.GRU(16)(x))
+    model = keras.Model(inputs, layers.Dense(10, dtype="float32")(x))
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+run.compile(model, keras.optimizers.AdamW(1e-3, global_clipnorm=1.0), loss, steps_per_execution=2)
+images = np.random.default_rng(0).random((32, 16, 16, 3)).astype(np.float32)
+rows = [(image, np.int32(index % 10)) for index, image in enumerate(images)]
+for _ in range(2):
+    history = model.fit(run.examples(rows, global_batch_size=8), verbose=0)
+    print(history.history["loss"], all(np.isfinite(each).all() for each in model.get_weights()))
+"""
+
+
+@on_cpu_and_gpus
+def test_a_step_of_operations_of_all_kinds_is_kept_and_loaded(own_cache, gpu_ids, monkeypatch):
+    monkeypatch.setenv("TFACCEL_VERBOSE", "1")
+
+    def trained():
+        done = subprocess.run(
+            [sys.executable, "-c", WITH_CACHE + KINDS, *gpu_ids], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        (folder,) = own_cache.iterdir()
+        programs = {each: each.stat().st_mtime_ns for each in folder.glob("*.pb")}
+        assert programs
+        losses = [line.split("]")[0].strip("[") for line in done.stdout.splitlines()]
+        assert done.stdout.count("True") == len(losses) == 2
+        return [float(each) for each in losses], programs
+
+    losses, programs = trained()
+    again, kept = trained()
+    assert kept == programs
+    assert again == pytest.approx(losses, rel=0.02)  # atomic additions are in any order
 
 
 @pytest.mark.slow
