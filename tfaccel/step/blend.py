@@ -10,7 +10,6 @@ import functools
 
 import keras
 import numpy as np
-import scipy.special
 import tensorflow as tf
 
 from tfaccel.config import StepConfig
@@ -80,4 +79,6 @@ def _beta(alpha: float, drawn: tf.Tensor) -> tf.Tensor:
 
 @functools.cache
 def _quantiles(alpha: float) -> np.ndarray:
+    import scipy.special  # here, because it takes 0.16 s of each start
+
     return scipy.special.betaincinv(alpha, alpha, np.linspace(0, 1, NUM_KNOTS)).astype(np.float32)
