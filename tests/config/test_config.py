@@ -100,7 +100,7 @@ def test_a_config_may_leave_out_what_it_does_not_change():
         ({"step": {"sync_batchnorm": 1}}, "sync_batchnorm=1; expected True or False"),
         ({"step": {"accumulation_steps": 0}}, "accumulation_steps=0; expected a whole number of"),
         ({"step": {"cutout_pixels": 0.25}}, "cutout_pixels=0.25; expected a whole number of"),
-        ({"step": {"float16_allreduce": "no"}}, "float16_allreduce='no'; expected True or False"),
+        ({"step": {"allreduce_dtype": "fp16"}}, "allreduce_dtype='fp16'"),
         ({"step": {"loss_scale": "static"}}, "loss_scale='static'; expected 'dynamic' or a number"),
         ({"step": {"loss_scale": 0}}, "loss_scale=0; expected 'dynamic' or a number above 0"),
         ({"step": {"loss_scale": float("nan")}}, "loss_scale=nan; expected 'dynamic' or a number"),

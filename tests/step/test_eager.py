@@ -320,7 +320,7 @@ MIXED = StepConfig(label_smoothing=0.1, mixup_alpha=0.2)
         (1, MIXED),
         (1, StepConfig(accumulation_steps=2)),
         (3, StepConfig(accumulation_steps=3)),
-        (2, StepConfig(float16_allreduce=True)),
+        (2, StepConfig(allreduce_dtype="float16")),
     ],
 )
 def test_it_is_the_compiled_step(num_replicas, config):

@@ -435,9 +435,13 @@ def test_frozen_layers_stay():
     assert_same_weights(*pair)
 
 
-def test_gradients_may_travel_in_float16():
-    pair = both(small, config=StepConfig(float16_allreduce=True))
-    assert_steps_alike(pair, rtol=1e-2)  # a rounding of float16 is 1e-3
+@pytest.mark.parametrize(
+    ("dtype", "rtol"),
+    [("float16", 1e-2), ("bfloat16", 5e-2)],  # a rounding is 5e-4, and 4e-3
+)
+def test_gradients_may_be_summed_in_half_precision(dtype, rtol):
+    pair = both(small, config=StepConfig(allreduce_dtype=dtype))
+    assert_steps_alike(pair, rtol=rtol)
     with pytest.raises(AssertionError):
         assert_same_weights(*pair, rtol=1e-6)  # which float32 keeps to
 

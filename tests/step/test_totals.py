@@ -29,7 +29,7 @@ def totals():
     )
 
 
-@pytest.mark.parametrize("gradients_as", [None, "float16"])
+@pytest.mark.parametrize("gradients_as", [None, "float16", "bfloat16"])
 def test_totals_come_back(totals, gradients_as):
     layout = Layout(totals, gradients_as=gradients_as)
     same, _ = layout.unpack(layout.pack(totals))

@@ -68,6 +68,9 @@ SYNONYMS = {
     "model.num_outputs": "num_classes nc n_classes num_labels classes",
     "step.accumulation_steps": "accum accumulate accum_iter grad_accum grad_accum_steps "
     "gradient_accumulation_steps accumulate_grad_batches grad_accumulation",
+    "step.allreduce_dtype=float16": "float16_allreduce fp16_allreduce fp16_compress_hook "
+    "fp16_compression gradient_compression grad_compression communication_data_type",
+    "step.allreduce_dtype=bfloat16": "bfloat16_allreduce bf16_allreduce bf16_compress_hook",
     "step.sync_batchnorm": "sync_bn syncbn sync_batch_norm synchronized_batchnorm",
     "step.label_smoothing": "smoothing label_smooth label_smoothing_factor",
     "step.mixup_alpha": "mixup mix_up",

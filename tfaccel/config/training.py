@@ -187,8 +187,11 @@ class StepConfig:
     "all_replicas": the rows of all replicas, as one device computes it. "own_replica": the rows of
     each replica; the replicas' gradients are then averaged. A step that calls all_reduce reduces
     over the replicas by itself, so this setting does not apply to it."""
-    float16_allreduce: bool = False
-    """Send gradients between replicas in float16, which halves the bytes."""
+    allreduce_dtype: str = "own"
+    """The dtype in which gradients are summed over the replicas. "own": that of the gradients,
+    which is float32 under the mixed policies. "float16" and "bfloat16" halve the bytes, for slow
+    networks. float16 keeps three digits but needs a loss scale for small gradients, and bfloat16
+    keeps two. `tfaccel underflow` shows the error of both on a batch."""
     loss_scale: str | float = "dynamic"
     """For mixed_float16: "dynamic", or a constant number (then no step is skipped)."""
     loss_scale_initial: float = 2.0**15
@@ -238,7 +241,7 @@ class StepConfig:
         check_flag("sync_batchnorm", self.sync_batchnorm)
         check_int("accumulation_steps", self.accumulation_steps, at_least=1)
         check_choice("reductions", self.reductions, ("all_replicas", "own_replica"))
-        check_flag("float16_allreduce", self.float16_allreduce)
+        check_choice("allreduce_dtype", self.allreduce_dtype, ("own", "float16", "bfloat16"))
         object.__setattr__(self, "loss_scale", _loss_scale(self.loss_scale))
         check_number("loss_scale_initial", self.loss_scale_initial, above=0)
         check_int("loss_scale_growth_steps", self.loss_scale_growth_steps, at_least=1)
@@ -254,6 +257,11 @@ class StepConfig:
         check_only_with(self, "nonfinite", {"rollback": ("max_rollbacks",)})
         dynamic_only = [each for each in vars(self) if each.startswith("loss_scale_")]
         check_only_with(self, "loss_scale", {"dynamic": dynamic_only})
+
+    @property
+    def gradients_as(self) -> str | None:
+        """The dtype in which gradients are summed; None for their own."""
+        return None if self.allreduce_dtype == "own" else self.allreduce_dtype
 
     @property
     def mixes_labels(self) -> bool:

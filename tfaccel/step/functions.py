@@ -470,7 +470,7 @@ class _Step:
             reduce=reduce,
             rows_of_all=rows_of_all,
             reduces_rows=self._config.reductions == "all_replicas",
-            gradients_as="float16" if self._config.float16_allreduce else None,
+            gradients_as=self._config.gradients_as,
             joins_in_loops=of_part is None and runs_eagerly(self._model),
             merges_results=self._merges_results or runs_eagerly(self._model),
         )
@@ -660,7 +660,7 @@ class _Step:
             settings["within"] = within
         if self.several:
             settings |= {"make_batch": make_batch, "trains": trains}
-            settings["gradients_as"] = "float16" if config.float16_allreduce else None
+            settings["gradients_as"] = config.gradients_as
             replicas = self._in_lanes if eagerly else self._replicas
             run = {"run": functools.partial(eager.in_lanes, model)} if eagerly else {}
             steps = [
