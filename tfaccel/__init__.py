@@ -33,6 +33,7 @@ from tfaccel.process.start_noise import left_out
 if TYPE_CHECKING:
     from tfaccel.data import sources
     from tfaccel.diagnostics import doctor
+    from tfaccel.diagnostics.allreduce_error import allreduce_error
     from tfaccel.diagnostics.compare.run import compare
     from tfaccel.diagnostics.lint.lint import lint
     from tfaccel.diagnostics.profile.api import profile
@@ -56,6 +57,7 @@ __all__ = [
     "Throughput",
     "UserError",
     "__version__",
+    "allreduce_error",
     "beat",
     "collectives",
     "compare",
@@ -81,6 +83,7 @@ _LATER = {
     "IsolatedError": ("tfaccel.process.isolate", "IsolatedError"),
     "Run": ("tfaccel.run", "Run"),
     "Throughput": ("tfaccel.training.callbacks.throughput", "Throughput"),
+    "allreduce_error": ("tfaccel.diagnostics.allreduce_error", "allreduce_error"),
     "collectives": ("tfaccel.runtime.collectives", None),
     "compare": ("tfaccel.diagnostics.compare.run", "compare"),
     "doctor": ("tfaccel.diagnostics.doctor", None),

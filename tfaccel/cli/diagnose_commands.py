@@ -11,6 +11,7 @@ from tfaccel.cli.asked_experiment import parse_checked
 from tfaccel.cli.command import OF_CONFIG, command
 from tfaccel.cli.flags import folder_to_be, new_file, whole
 from tfaccel.common import run_log
+from tfaccel.common.checks import check_int
 from tfaccel.common.errors import UserError
 from tfaccel.common.flags import Flag
 from tfaccel.common.local_path import local_path
@@ -144,6 +145,52 @@ def autobatch(values: flags.FlagValues, _: str) -> int:
     if config.data.batch_per_replica is not None:
         flag += " --config.data.batch_per_replica=None"
     show_json({"global_batch_size": batch, "flag": flag})
+    return 0
+
+
+@command(
+    summary="show what half precision loses of the gradients, layer by layer",
+    takes=OF_CONFIG,
+    about="""
+        Computes the gradients of the first training batch with the config's model, before its
+        first step. If the model computes in half precision, a table shows for each layer the share
+        of the gradients that become 0, at several loss scales. A second table shows the error when
+        replicas sum their gradients in float16 or bfloat16 (--config.step.allreduce_dtype): the
+        norm of the difference from the sum in float64, divided by the norm of that sum, and the
+        share of the elements that become 0. Nothing is trained.
+
+        In a script or notebook, use tfaccel.gradient_underflow(model, batch) and
+        tfaccel.allreduce_error(model, batch, num_replicas=8).""",
+    flags=(
+        Flag(
+            "replicas",
+            None,
+            "replicas that sum; each gets an equal part of the batch. By default those of this "
+            "machine, but at least 2",
+            shown="N",
+            kind=int,
+        ),
+        Flag("json", False, 'print one JSON object, {"underflow", "allreduce"}'),
+    ),
+    examples=(
+        "tfaccel underflow --config=configs/digits.py --replicas=8",
+        "tfaccel underflow --config=configs/digits.py \\\n"
+        "  --config.runtime.precision=mixed_bfloat16",
+    ),
+)
+def underflow(values: flags.FlagValues, _: str) -> int:
+    """Prints what half precision loses of the config's gradients."""
+    if values.replicas is not None:
+        check_int("replicas", values.replicas, at_least=2)
+    config = parse_checked(values.config)
+    start_tensorflow()
+    from tfaccel.diagnostics import gradients
+
+    found = gradients.reports(config, num_replicas=values.replicas)
+    if values.json:
+        show_json({name: report.as_dict() for name, report in found.items()})
+    else:
+        show("\n\n".join(map(str, found.values())))
     return 0
 
 

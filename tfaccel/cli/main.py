@@ -13,7 +13,16 @@ from typing import NoReturn
 
 from tfaccel.cli import pages
 from tfaccel.cli.command import overview
-from tfaccel.cli.diagnose_commands import audit, autobatch, compare, doctor, lint, profile, selftest
+from tfaccel.cli.diagnose_commands import (
+    audit,
+    autobatch,
+    compare,
+    doctor,
+    lint,
+    profile,
+    selftest,
+    underflow,
+)
 from tfaccel.cli.train_commands import export, launch, plot, predict, train
 from tfaccel.common import meant
 from tfaccel.common.disk_errors import OF_DISKS, cure
@@ -94,6 +103,7 @@ COMMANDS = {
         plot,
         compare,
         autobatch,
+        underflow,
         selftest,
         doctor,
     )

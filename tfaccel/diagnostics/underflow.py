@@ -10,7 +10,7 @@ layers. Loss scaling prevents this (Micikevicius et al., Mixed Precision Trainin
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import keras
 import numpy as np
@@ -97,11 +97,18 @@ def gradient_underflow(
         scales = _default_scales(model.optimizer)
     else:
         scales = _checked_scales(loss_scales)
-    batch = tf.nest.map_structure(_on_first_replica, keras.utils.unpack_x_y_sample_weight(batch))
-    exact = _nonzero(_compiled_like(model, in_float32(model)), batch, 1.0)
-    own = _compiled_like(model, without_training_state(model))
+    batch = tf.nest.map_structure(on_first_replica, keras.utils.unpack_x_y_sample_weight(batch))
+    exact = _nonzero(compiled_like(model, in_float32(model)), batch, 1.0)
+    own = compiled_like(model, without_training_state(model))
     found = [_nonzero(own, batch, each) for each in scales]
-    *layers, whole = _by_layer(model, exact, found)
+    *layers, whole = (
+        LayerUnderflow(
+            name,
+            num_elements,
+            tuple(_lost([exact[i] for i in members], [at[i] for i in members]) for at in found),
+        )
+        for name, num_elements, members in by_layer(model)
+    )
     return Underflow(model.name, scales, tuple(layers), whole)
 
 
@@ -115,23 +122,27 @@ def _checked_scales(loss_scales) -> tuple[float, ...]:
 
 def _default_scales(optimizer) -> tuple[float, ...]:
     """Returns the common loss scales and the optimizer's, which may be dynamic or static."""
-    own = []
-    for each in optimizers_of(optimizer):
-        if isinstance(each, keras.optimizers.LossScaleOptimizer):
-            scale = components(each.dynamic_scale)[0].numpy() if each.built else each.initial_scale
-            own.append(scale)
-        elif each.loss_scale_factor:
-            own.append(each.loss_scale_factor)
-    return tuple(sorted({*COMMON_SCALES, *map(float, own)}))
+    own = [scale for each in optimizers_of(optimizer) if (scale := scale_of(each)) is not None]
+    return tuple(sorted({*COMMON_SCALES, *own}))
 
 
-def _on_first_replica(value):
+def scale_of(optimizer) -> float | None:
+    """Returns the loss scale of one optimizer, dynamic or static; None if it has none."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        if optimizer.built:
+            return float(components(optimizer.dynamic_scale)[0].numpy())
+        return float(optimizer.initial_scale)
+    return float(optimizer.loss_scale_factor) if optimizer.loss_scale_factor else None
+
+
+def on_first_replica(value):
+    """Returns the first replica's tensor of a value of a batch; None for None."""
     if isinstance(value, tf.distribute.DistributedValues):
         return value.values[0]
     return None if value is None else tf.convert_to_tensor(value)
 
 
-def _compiled_like(model: keras.Model, copy: keras.Model) -> keras.Model:
+def compiled_like(model: keras.Model, copy: keras.Model) -> keras.Model:
     """Compiles a copy with the model's loss."""
     copy.compile(loss=model.loss, loss_weights=loss_weights_of(model))
     return copy
@@ -157,21 +168,19 @@ def _nonzero(model: keras.Model, batch: tuple, scale: float) -> list[int | None]
     return [int(number) if finite else None for number, finite in counted]
 
 
-def _by_layer(model: keras.Model, exact: list, found: list[list]) -> list[LayerUnderflow]:
-    """Returns the lost shares of each layer, then of all layers, from the nonzero counts."""
+def by_layer(model: keras.Model) -> Iterator[tuple[str, int, Sequence[int]]]:
+    """Yields the trainable weights of each layer, then of all layers together.
+
+    Each is the layer's name, or its path if layers are nested; its number of elements; and the
+    indices of its weights in `model.trainable_variables`.
+    """
     variables, members = model.trainable_variables, {}
     for index, each in enumerate(variables):
         layer, _, _ = each.path.removeprefix(f"{model.name}/").rpartition("/")
         members.setdefault(layer, []).append(index)
     members["all layers"] = range(len(variables))
-    return [
-        LayerUnderflow(
-            name,
-            sum(math.prod(variables[each].shape) for each in own),
-            tuple(_lost([exact[i] for i in own], [at[i] for i in own]) for at in found),
-        )
-        for name, own in members.items()
-    ]
+    for name, own in members.items():
+        yield name, sum(math.prod(variables[each].shape) for each in own), own
 
 
 def _lost(exact: list[int | None], found: list[int | None]) -> float | None:
