@@ -10,10 +10,11 @@ import tensorflow as tf
 from conftest import compiled
 
 from tfaccel import UserError
-from tfaccel.config import ImageConfig, ModelConfig, StepConfig
+from tfaccel.config import ImageConfig, ModelConfig, StepConfig, TrainConfig
 from tfaccel.data.source import Blobs
 from tfaccel.experiment import models, tasks
-from tfaccel.experiment.metrics import PSNR
+from tfaccel.experiment.losses import Crossentropy, Dice, Sum
+from tfaccel.experiment.metrics import PSNR, MeanIoU, PixelAccuracy
 
 
 def data_of(*, class_names=(), targets=None, **images):
@@ -41,7 +42,7 @@ MASKS = masks_of(np.arange(5 * 8 * 6, dtype=np.uint8).reshape(5, 8, 6, 1) % 3)
 
 
 def test_labels_make_a_classification():
-    task = tasks.task_of(LABELS, ModelConfig(), StepConfig())
+    task = tasks.task_of(LABELS, ModelConfig(), StepConfig(), TrainConfig())
     assert (task.output_shape, task.num_outputs, task.metrics) == ((3,), 3, ["accuracy"])
     logits = np.array([[5.0, 0, 0], [0, 0, 0]], np.float32)
     expected = (np.log(1 + 2 * np.exp(-5)) + np.log(3)) / 2
@@ -49,11 +50,14 @@ def test_labels_make_a_classification():
 
 
 def test_more_outputs_than_classes_can_be_asked_for():
-    assert tasks.task_of(LABELS, ModelConfig(num_outputs=8), StepConfig()).num_outputs == 8
+    assert (
+        tasks.task_of(LABELS, ModelConfig(num_outputs=8), StepConfig(), TrainConfig()).num_outputs
+        == 8
+    )
 
 
 def test_labels_that_are_mixed_have_a_loss_of_probabilities():
-    task = tasks.task_of(LABELS, ModelConfig(), StepConfig(label_smoothing=0.1))
+    task = tasks.task_of(LABELS, ModelConfig(), StepConfig(label_smoothing=0.1), TrainConfig())
     assert (task.output_shape, task.metrics) == ((3,), ["accuracy"])
     logits = np.array([[5.0, 0, 0], [0, 0, 0]], np.float32)
     expected = (np.log(1 + 2 * np.exp(-5)) + np.log(3)) / 2
@@ -71,7 +75,7 @@ def test_labels_that_are_mixed_have_a_loss_of_probabilities():
 )
 def test_of_more_than_five_classes_the_top_five_are_measured(xla, smoothing):
     data, step = data_of(class_names=tuple("abcdefg")), StepConfig(label_smoothing=smoothing)
-    task = tasks.task_of(data, ModelConfig(), step)
+    task = tasks.task_of(data, ModelConfig(), step, TrainConfig())
     image = keras.Input((7,))
     model = compiled(
         lambda: keras.Model(image, keras.layers.Identity()(image)),
@@ -91,15 +95,16 @@ def test_of_more_than_five_classes_the_top_five_are_measured(xla, smoothing):
 
 
 def test_target_images_make_a_restoration():
-    task = tasks.task_of(IMAGES, ModelConfig(), StepConfig())
+    task = tasks.task_of(IMAGES, ModelConfig(), StepConfig(), TrainConfig())
     assert (task.output_shape, task.num_outputs) == ((8, 6, 3), 3)
     assert isinstance(task.loss, keras.losses.MeanAbsoluteError)
     assert [each.name for each in task.metrics] == ["psnr"]
 
 
 def test_masks_make_a_segmentation():
-    task = tasks.task_of(MASKS, ModelConfig(num_outputs=4), StepConfig())
-    assert (task.output_shape, task.metrics) == ((8, 6, 4), ["accuracy"])
+    task = tasks.task_of(MASKS, ModelConfig(num_outputs=4), StepConfig(), TrainConfig())
+    assert task.output_shape == (8, 6, 4)
+    assert [getattr(each, "name", each) for each in task.metrics] == ["accuracy", "mean_iou"]
     mask = np.random.default_rng(0).integers(0, 4, (2, 8, 6, 1))
     right = 100 * np.eye(4, dtype=np.float32)[mask[..., 0]]
     assert float(task.loss(mask, right)) == 0
@@ -113,16 +118,19 @@ def test_a_mask_of_a_value_beyond_the_outputs_is_named(tmp_path):
     paths[0].write_bytes(b"no image")  # the loader answers for it
     files = Blobs(tuple(map(str, paths)))
     for data in (masks_of(files), masks_of(masks[..., None])):
-        assert tasks.task_of(data, ModelConfig(num_outputs=4), StepConfig()).num_outputs == 4
+        assert (
+            tasks.task_of(data, ModelConfig(num_outputs=4), StepConfig(), TrainConfig()).num_outputs
+            == 4
+        )
         with pytest.raises(
             UserError, match=r"mask .* has the value 3, but num_outputs=3 allows 0 to 2"
         ):
-            tasks.task_of(data, ModelConfig(num_outputs=3), StepConfig())
+            tasks.task_of(data, ModelConfig(num_outputs=3), StepConfig(), TrainConfig())
     PIL.Image.fromarray(masks[-1] | 255).save(paths[-1])  # a value to ignore, as VOC has
     with pytest.raises(
         UserError, match=r"299.png has the value 255, but .*num_outputs=256 or more"
     ):
-        tasks.task_of(masks_of(files), ModelConfig(num_outputs=4), StepConfig())
+        tasks.task_of(masks_of(files), ModelConfig(num_outputs=4), StepConfig(), TrainConfig())
 
 
 # Data, outputs asked for, and words of the one sentence that says what is wrong.
@@ -136,14 +144,16 @@ WRONG = [
 @pytest.mark.parametrize(("data", "num_outputs", "words"), WRONG, ids=[each[2] for each in WRONG])
 def test_each_mistake_is_one_sentence(data, num_outputs, words):
     with pytest.raises(UserError) as error:
-        tasks.task_of(data, ModelConfig(num_outputs=num_outputs), StepConfig())
+        tasks.task_of(data, ModelConfig(num_outputs=num_outputs), StepConfig(), TrainConfig())
     assert words in str(error.value)
 
 
 @pytest.mark.parametrize("data", [IMAGES, MASKS], ids=["images", "masks"])
 def test_target_images_are_not_smoothed(data):
     with pytest.raises(UserError, match="mixup or cutmix with target images; they are for classes"):
-        tasks.task_of(data, ModelConfig(num_outputs=3), StepConfig(label_smoothing=0.1))
+        tasks.task_of(
+            data, ModelConfig(num_outputs=3), StepConfig(label_smoothing=0.1), TrainConfig()
+        )
 
 
 @pytest.mark.parametrize(
@@ -158,7 +168,7 @@ def test_target_images_are_not_smoothed(data):
     ],
 )
 def test_a_model_that_gives_something_else_is_refused(name, data, words):
-    task = tasks.task_of(data, ModelConfig(), StepConfig())
+    task = tasks.task_of(data, ModelConfig(), StepConfig(), TrainConfig())
     model = models.build(name, image_shape=(8, 6, 3), num_outputs=task.num_outputs)
     with pytest.raises(UserError) as error:
         tasks.check_model(model, task)
@@ -172,7 +182,9 @@ def test_the_right_model_is_not():
         ("restoration_cnn", IMAGES),
         ("restoration_cnn", MASKS),
     ):
-        task = tasks.task_of(data, wanted if data is MASKS else ModelConfig(), StepConfig())
+        task = tasks.task_of(
+            data, wanted if data is MASKS else ModelConfig(), StepConfig(), TrainConfig()
+        )
         model = models.build(name, image_shape=(8, 6, 3), num_outputs=task.num_outputs)
         tasks.check_model(model, task)
 
@@ -238,7 +250,7 @@ def test_loss_and_psnr_count_the_images_that_are_not_padding(num_replicas, width
     target, output, _ = images(8)
     target, output = (each[:, :, :width].astype(np.float32) for each in (target, output))
     weight = np.array([1, 1, 1, 1, 1, 1, 0, 0], np.float32)
-    task = tasks.task_of(IMAGES, ModelConfig(), StepConfig())
+    task = tasks.task_of(IMAGES, ModelConfig(), StepConfig(), TrainConfig())
 
     def make():
         """A model that gives its input until it is trained."""
@@ -268,7 +280,7 @@ def test_loss_and_psnr_count_the_images_that_are_not_padding(num_replicas, width
 def test_masks_are_learned():
     random = np.random.default_rng(0)
     mask = np.repeat(random.integers(0, 3, (8, 2, 2, 1)), 4, axis=1).repeat(3, axis=2)
-    task = tasks.task_of(MASKS, ModelConfig(num_outputs=3), StepConfig())
+    task = tasks.task_of(MASKS, ModelConfig(num_outputs=3), StepConfig(), TrainConfig())
     keras.utils.set_random_seed(0)
     parts = [keras.layers.Conv2D(16, 1, activation="relu"), keras.layers.Conv2D(3, 1)]
     model = compiled(
@@ -287,3 +299,204 @@ def test_masks_are_learned():
     model.fit(batch.repeat(40), verbose=0)
     tested = model.test_on_batch(*next(iter(batch)), return_dict=True)
     assert tested["accuracy"] > 0.95
+
+
+# Losses by name, ignored pixels and weights of classes.
+
+
+def numpy_crossentropy(logits, labels, *, gamma=0.0, ignore_class=None, class_weights=None):
+    """The weighted mean, in float64."""
+    logits = logits.astype(np.float64)
+    log = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    valid = np.ones(labels.shape) if ignore_class is None else labels != ignore_class
+    safe = np.where(valid, labels, 0)
+    right = np.take_along_axis(log, safe[..., None], -1)[..., 0]
+    weight = valid * (1.0 if class_weights is None else np.array(class_weights)[safe])
+    return (-((1 - np.exp(right)) ** gamma) * right * weight).sum() / weight.sum()
+
+
+def numpy_dice(logits, labels, *, ignore_class=None):
+    logits = logits.astype(np.float64)
+    found = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    wanted = np.eye(256)[labels][..., : logits.shape[-1]]
+    valid = np.ones(labels.shape) if ignore_class is None else labels != ignore_class
+    both, one, other = (
+        (each * valid[..., None]).sum((1, 2)) for each in (found * wanted, found, wanted)
+    )
+    return 1 - ((2 * both + 1) / (one + other + 1)).mean()
+
+
+def drawn_masks(rows=8, ignored=True):
+    """Logits of five classes, and masks in which some rows have few or no pixels that count."""
+    draw = np.random.default_rng(0)
+    logits = draw.normal(size=(rows, 8, 6, 5)).astype(np.float32)
+    masks = draw.integers(0, 5, (rows, 8, 6, 1)).astype(np.uint8)
+    if ignored:
+        masks[:2] = 255
+        masks[2, 1:] = 255
+        masks[3:][draw.random((rows - 3, 8, 6, 1)) < 0.2] = 255
+    return logits, masks
+
+
+WEIGHTS = (0.5, 1.0, 2.0, 0.1, 3.0)
+
+
+@pytest.mark.parametrize("ignore_class", [None, 255])
+@pytest.mark.parametrize("class_weights", [None, WEIGHTS])
+@pytest.mark.parametrize("gamma", [0.0, 2.0])
+def test_cross_entropy_is_that_of_numpy(gamma, class_weights, ignore_class):
+    logits, masks = drawn_masks(ignored=ignore_class is not None)
+    settings = {"gamma": gamma, "class_weights": class_weights, "ignore_class": ignore_class}
+    loss = Crossentropy(**settings)
+    expected = numpy_crossentropy(logits, masks[..., 0].astype(int), **settings)
+    assert float(loss(masks, logits)) == pytest.approx(expected, rel=1e-5)
+    again = keras.losses.deserialize(keras.losses.serialize(loss))
+    assert float(again(masks, logits)) == pytest.approx(expected, rel=1e-5)
+    if ignore_class is None:  # labels of images, and their probabilities
+        rows, labels = logits[:, 0, 0], masks[:, 0, 0, 0].astype(int)
+        expected = numpy_crossentropy(rows, labels, gamma=gamma, class_weights=class_weights)
+        assert float(loss(labels, rows)) == pytest.approx(expected, rel=1e-5)
+        mixed = Crossentropy(gamma=gamma, class_weights=class_weights, of_probabilities=True)
+        one_hot = np.eye(5, dtype=np.float32)[labels]
+        assert float(mixed(one_hot, rows)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_focal_loss_without_weights_is_that_of_keras():
+    logits, masks = drawn_masks(ignored=False)
+    rows, labels = logits[:, 0, 0], masks[:, 0, 0, 0]
+    theirs = keras.losses.CategoricalFocalCrossentropy(alpha=1.0, gamma=1.5, from_logits=True)
+    ours = Crossentropy(gamma=1.5)
+    assert float(ours(labels, rows)) == pytest.approx(
+        float(theirs(np.eye(5)[labels], rows)), rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("ignore_class", [None, 255])
+def test_dice_is_that_of_numpy(ignore_class):
+    logits, masks = drawn_masks(ignored=ignore_class is not None)
+    labels = masks[..., 0].astype(int)
+    dice = numpy_dice(logits, labels, ignore_class=ignore_class)
+    own = Dice(ignore_class=ignore_class)
+    assert float(own(masks, logits)) == pytest.approx(dice, rel=1e-5)
+    both = Sum([Crossentropy(ignore_class=ignore_class), own])
+    expected = dice + numpy_crossentropy(logits, labels, ignore_class=ignore_class)
+    for loss in (both, keras.losses.deserialize(keras.losses.serialize(both))):
+        assert float(loss(masks, logits)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_mean_iou_is_that_of_keras_over_batches():
+    logits, masks = drawn_masks()
+    ours = MeanIoU(6, ignore_class=255)  # the last class has no pixel
+    theirs = keras.metrics.MeanIoU(6, ignore_class=255, sparse_y_pred=False)
+    logits = np.pad(logits, ((0, 0), (0, 0), (0, 0), (0, 1)), constant_values=-99)
+    for rows in (slice(0, 5), slice(5, 8)):
+        for metric in (ours, theirs):
+            metric.update_state(masks[rows], logits[rows])
+    assert float(ours.result()) == pytest.approx(float(theirs.result()), rel=1e-5)
+    labels, found, there = masks[..., 0], logits.argmax(-1), masks[..., 0] != 255
+    for index, each in enumerate(ours.of_classes().numpy()[:5]):
+        both = ((labels == index) & (found == index) & there).sum()
+        either = (((labels == index) | (found == index)) & there).sum()
+        assert each == pytest.approx(both / either)
+    assert np.isnan(ours.of_classes().numpy()[5])
+    accuracy = PixelAccuracy(ignore_class=255)
+    accuracy.update_state(masks, logits)
+    assert float(accuracy.result()) == pytest.approx((labels == found)[there].mean())
+
+
+def test_an_image_of_weight_0_does_not_count():
+    logits, masks = drawn_masks()
+    weight = np.array([1, 1, 1, 1, 1, 1, 0, 0], np.float32)
+    for metric in (MeanIoU(5, ignore_class=255), PixelAccuracy(ignore_class=255)):
+        metric.update_state(masks[:6], logits[:6])
+        expected = float(metric.result())
+        metric.reset_state()
+        metric.update_state(masks, logits, sample_weight=weight)
+        assert float(metric.result()) == pytest.approx(expected)
+
+
+SEGMENTATIONS = [
+    ("focal", "balanced", 2, 1, False),
+    ("cross_entropy_dice", "none", 2, 1, True),
+    pytest.param("dice", "none", 2, 1, False, marks=pytest.mark.slow),
+    pytest.param("cross_entropy", "balanced", 1, 2, True, marks=pytest.mark.slow),
+    pytest.param("focal_dice", "balanced", 3, 2, False, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("loss", "weights", "num_replicas", "parts", "xla"), SEGMENTATIONS)
+def test_replicas_segment_as_one_device_with_stock_keras(loss, weights, num_replicas, parts, xla):
+    _, masks = drawn_masks(10)  # whole replicas have few pixels that count
+    x = np.random.default_rng(1).normal(size=(10, 8, 6, 3)).astype(np.float32)
+    padding = np.array([1] * 9 + [0], np.float32)
+    data = masks_of(masks)
+    data.images = ImageConfig(image_size=(8, 6), targets="mask", ignore_class=255)
+    train = TrainConfig(loss=loss, class_weights=weights)
+
+    def task():
+        return tasks.task_of(data, ModelConfig(num_outputs=5), StepConfig(), train)
+
+    def make():
+        keras.utils.set_random_seed(0)
+        return keras.Sequential([keras.Input((8, 6, 3)), keras.layers.Conv2D(5, 3, padding="same")])
+
+    stock = make()
+    stock.compile(keras.optimizers.SGD(0.5), task().loss, metrics=task().metrics)
+    wanted = [stock.train_on_batch(x[:9], masks[:9], return_dict=True) for _ in range(2)]
+    config = StepConfig(zero_weight_is_padding=True, accumulation_steps=parts)
+    ours = compiled(
+        make,
+        num_replicas,
+        optimizer=keras.optimizers.SGD(0.5),
+        xla=xla,
+        config=config,
+        loss=task().loss,
+        metrics=task().metrics,
+    )
+    for each in wanted:
+        logs = ours.train_on_batch(x, masks, padding, return_dict=True)
+        for name in ("loss", "accuracy", "mean_iou"):
+            assert float(logs[name]) == pytest.approx(float(each[name]), rel=1e-4), name
+        ours.reset_metrics()
+        stock.reset_metrics()
+    for mine, theirs in zip(ours.get_weights(), stock.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_balanced_weights_are_those_of_scikit_learn(caplog):
+    caplog.set_level("INFO", "tfaccel")
+    data = data_of(class_names=("a", "b", "c"))
+    data.source.labels = np.array([0] * 6 + [1] * 3 + [2] * 1)
+    train = TrainConfig(class_weights="balanced")
+    task = tasks.task_of(data, ModelConfig(), StepConfig(), train)
+    assert task.loss.class_weights == pytest.approx((10 / 18, 10 / 9, 10 / 3))
+    assert "0.556 for the most frequent class to 3.33 for the rarest" in caplog.text
+    mixed = tasks.task_of(data, ModelConfig(), StepConfig(mixup_alpha=0.2), train)
+    assert mixed.loss.of_probabilities
+    # A class without a row has the weight of the rarest one.
+    task = tasks.task_of(data, ModelConfig(num_outputs=4), StepConfig(), train)
+    assert task.loss.class_weights[3] == task.loss.class_weights[2]
+
+
+@pytest.mark.parametrize(
+    ("data", "train", "words"),
+    [
+        (LABELS, {"loss": "dice"}, "loss='dice' with labelled images; it is for masks"),
+        (IMAGES, {"loss": "focal"}, "loss='focal', class_weights='none' with target images"),
+        (IMAGES, {"class_weights": "balanced"}, "with target images; they are for classes"),
+    ],
+)
+def test_a_loss_for_other_data_is_refused(data, train, words):
+    with pytest.raises(UserError) as error:
+        tasks.task_of(data, ModelConfig(), StepConfig(), TrainConfig(**train))
+    assert words in str(error.value)
+
+
+def test_an_ignored_value_that_is_a_class_is_refused():
+    data = masks_of(MASKS.source.targets)
+    data.images = ImageConfig(image_size=(8, 6), targets="mask", ignore_class=2)
+    with pytest.raises(UserError, match="ignore_class=2 is one of the classes 0 to 2"):
+        tasks.task_of(data, ModelConfig(num_outputs=3), StepConfig(), TrainConfig())
+    # The value 2 is ignored, so two classes are left.
+    task = tasks.task_of(data, ModelConfig(num_outputs=2), StepConfig(), TrainConfig())
+    assert task.num_outputs == 2

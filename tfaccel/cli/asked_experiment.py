@@ -17,7 +17,7 @@ from tfaccel.training.workdir import check_no_other, finished
 # The metrics that an epoch can have. The number of classes decides whether there is a top5.
 METRICS = {
     "labels": ("loss", "accuracy", "top5"),
-    "mask": ("loss", "accuracy"),
+    "mask": ("loss", "accuracy", "mean_iou"),
     "pairs": ("loss", "psnr"),
 }
 

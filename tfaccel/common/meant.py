@@ -31,6 +31,9 @@ SYNONYMS = {
     "train.warmup_epochs": "warmup warmup_steps warmup_iters warmup_ratio lr_warmup_epochs",
     "train.global_clipnorm": "clip clip_grad grad_clip clipnorm clip_norm max_grad_norm "
     "gradient_clip_val gradient_clipping",
+    "train.loss": "criterion loss_fn loss_function loss_name",
+    "train.class_weights=balanced": "class_weight balanced_weights auto_class_weights",
+    "data.ignore_class": "ignore_index ignore_label ignore_value void_class",
     "train.ema_momentum": "ema ema_decay model_ema model_ema_decay ema_rate",
     "train.early_stopping_epochs": "patience early_stopping early_stop es_patience",
     "train.monitor": "metric best_metric eval_metric metric_for_best_model",
@@ -141,8 +144,8 @@ TRUTHS = {
         "; each augmentation has its own field in 'train_images': see `tfaccel train "
         "--help=train_images`"
     ),
-    "loss criterion metrics class_weight class_weights": (
-        "; the data decide loss and metrics; to choose others, write a Keras script (`tfaccel help "
+    "metrics": (
+        "; the data decide the metrics; to choose others, write a Keras script (`tfaccel help "
         "script`)"
     ),
     "wandb tensorboard mlflow logger report_to wandb_project tracker": (

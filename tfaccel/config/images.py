@@ -140,6 +140,10 @@ class ImageConfig:
     targets: str = "image"
     """What the targets of paired images are. "image" targets are interpolated and normalised like
     the inputs. "mask" targets take the nearest pixel and keep their values."""
+    ignore_class: int | None = None
+    """For masks: the value of pixels without a class, e.g. 255. Pascal VOC and Cityscapes have such
+    pixels. Loss and metrics leave them out. Pixels from outside a rotated or shifted image get this
+    value, too. None means that each value is a class."""
 
     def __post_init__(self):
         """Checks every field and stores it in its one normal form."""
@@ -169,6 +173,9 @@ class ImageConfig:
                 )
         check_choice("bad_files", self.bad_files, ("error", "skip"))
         check_choice("targets", self.targets, ("image", "mask"))
+        check_only_with(self, "targets", {"mask": ("ignore_class",)})
+        if self.ignore_class is not None:
+            check_int("ignore_class", self.ignore_class, at_least=0, at_most=255)
 
     def whole_batch(self, num_replicas: int) -> int:
         """Returns the images per step over all replicas."""

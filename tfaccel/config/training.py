@@ -18,6 +18,7 @@ from tfaccel.config.documented import documented
 
 DECAYS = ("constant", "step", "cosine", "linear")
 WEIGHTS_ORDERS = ("rgb", "bgr")
+LOSSES = ("cross_entropy", "focal", "dice", "cross_entropy_dice", "focal_dice")
 
 
 @documented
@@ -98,6 +99,19 @@ class TrainConfig:
     global_clipnorm: float | None = None
     """Largest norm of all gradients together, e.g. 1.0. Larger gradients are scaled down, after
     they are summed over replicas and the loss scale is removed. None means no limit."""
+    loss: str = "cross_entropy"
+    """cross_entropy, focal or another loss. "focal" is cross entropy that counts easy rows or
+    pixels less: (1 - p)^focal_gamma times as much, where p is the probability of the right class
+    (Lin et al. 2017, arXiv:1708.02002). For masks, "dice" is 1 minus the soft Dice coefficient of
+    each image, and "cross_entropy_dice" and "focal_dice" are sums. Target images have the mean
+    absolute error instead, and need the default here."""
+    focal_gamma: float = 2.0
+    """For "focal" and "focal_dice": the exponent. 0 is cross entropy."""
+    class_weights: str = "none"
+    """none or balanced. "balanced": the cross entropy or focal loss of a class is multiplied by the
+    mean frequency of classes, divided by its own frequency. So rare classes count as much as
+    frequent ones. Frequencies are those of the training labels or, for masks, of the pixels of 64
+    masks."""
     ema_momentum: float | None = None
     """Momentum of the moving average of the weights, e.g. 0.999. With it, the average weights are
     tested after each epoch and exported. None keeps no average."""
@@ -134,6 +148,19 @@ class TrainConfig:
         if self.global_clipnorm is not None:
             check_number("global_clipnorm", self.global_clipnorm, above=0)
         check_flag("nesterov", self.nesterov)
+        check_choice("loss", self.loss, LOSSES)
+        check_number("focal_gamma", self.focal_gamma, at_least=0)
+        if "focal" not in self.loss and self.focal_gamma != TrainConfig.focal_gamma:
+            raise UserError(
+                f"focal_gamma={self.focal_gamma} needs loss='focal' or 'focal_dice', but "
+                f"loss={self.loss!r}; remove focal_gamma, or change the loss"
+            )
+        check_choice("class_weights", self.class_weights, ("none", "balanced"))
+        if self.loss == "dice" and self.class_weights != "none":
+            raise UserError(
+                "class_weights='balanced' with loss='dice', which counts all classes alike; remove "
+                "class_weights, or use loss='cross_entropy_dice'"
+            )
         check_text("monitor", self.monitor, expected="a metric's name, e.g. 'val_loss'")
         check_optional_ints(self, "base_batch_size", "steps_per_execution", "early_stopping_epochs")
 

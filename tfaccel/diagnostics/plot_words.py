@@ -42,6 +42,7 @@ class Metric(NamedTuple):
 _ABSENT = {"data.root": "the embedded digits"}  # words for None; "none" for all other settings
 _SHARE = "share of the images, 0 to 1"
 _ACCURACY = Metric("Accuracy (higher is better)", _SHARE)
+_IOU = Metric("Mean IoU (higher is better)", "intersection over union, 0 to 1")
 _MAE = Metric("Mean absolute error (lower is better)", "in units of the target")
 _MSE = Metric("Mean squared error (lower is better)", "in squared units of the target")
 _METRICS = {
@@ -54,7 +55,8 @@ _METRICS = {
     "precision": Metric("Precision (higher is better)", "precision, 0 to 1"),
     "recall": Metric("Recall (higher is better)", "recall, 0 to 1"),
     "auc": Metric("Area under the curve (higher is better)", "AUC, 0 to 1"),
-    "mean_io_u": Metric("Mean IoU (higher is better)", "intersection over union, 0 to 1"),
+    "mean_io_u": _IOU,
+    "mean_iou": _IOU,
     "psnr": Metric("PSNR (higher is better)", "decibels"),
     "mae": _MAE,
     "mean_absolute_error": _MAE,

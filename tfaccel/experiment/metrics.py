@@ -1,6 +1,7 @@
-"""The metric of image restoration, which Keras lacks: the peak signal-to-noise ratio.
+"""Metrics that Keras lacks: PSNR of restored images, and IoU and accuracy of masks.
 
 run.compile(model, metrics=[PSNR(std=0.5)])
+run.compile(model, metrics=[MeanIoU(21, ignore_class=255), PixelAccuracy(ignore_class=255)])
 """
 
 from collections.abc import Sequence
@@ -51,3 +52,94 @@ def psnr(y_true, y_pred, *, std: float | Sequence[float]):
     pixels = difference * ops.convert_to_tensor(std, "float32")
     mse = ops.mean(ops.square(pixels), axis=(1, 2, 3))
     return -10 * ops.log10(ops.maximum(mse, LEAST_MSE))
+
+
+@keras.saving.register_keras_serializable("tfaccel")
+class MeanIoU(keras.metrics.Metric):
+    """The mean over classes of the intersection over union of all pixels, from logits.
+
+    A class without a pixel in labels and outputs does not count. The state has three numbers for
+    each class, which can be added over replicas. Keras's MeanIoU keeps a matrix of all pairs of
+    classes, which a GPU fills pixel by pixel.
+    """
+
+    def __init__(self, num_classes: int, *, ignore_class=None, name="mean_iou", dtype=None):
+        """Starts without pixels.
+
+        Args:
+          num_classes: the number of classes, which is that of the logits.
+          ignore_class: the label of pixels that do not count; None counts all.
+          name: the name in the logs.
+          dtype: unused. The state is float64, because float32 counts only to 16 million.
+        """
+        super().__init__(name=name, dtype=dtype)
+        self.num_classes, self.ignore_class, self._direction = num_classes, ignore_class, "up"
+        self.both, self.labelled, self.found = (
+            self.add_variable((num_classes,), "zeros", dtype="float64", name=each)
+            for each in ("both", "labelled", "found")
+        )
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        """Adds the pixels of some masks, [rows, height, width, 1], and of their logits.
+
+        An image of sample weight 0 does not count; other weights multiply its pixels.
+        """
+        labels = ops.cast(y_true, "int32")
+        if len(labels.shape) == len(y_pred.shape):
+            labels = ops.squeeze(labels, axis=-1)
+        classes = ops.arange(self.num_classes, dtype="int32")
+        wanted = labels[..., None] == classes
+        found = ops.cast(ops.argmax(y_pred, axis=-1), "int32")[..., None] == classes
+        weight = ops.ones_like(labels, dtype="float32")
+        if self.ignore_class is not None:
+            weight = ops.cast(labels != self.ignore_class, "float32")
+        if sample_weight is not None:
+            rows = ops.cast(sample_weight, "float32")
+            missing = len(weight.shape) - len(rows.shape)
+            weight = weight * ops.reshape(rows, (*ops.shape(rows), *[1] * missing))
+        axes = tuple(range(len(labels.shape)))
+        for variable, pixels in (
+            (self.both, wanted & found),
+            (self.labelled, wanted),
+            (self.found, found),
+        ):
+            counted = ops.sum(ops.where(pixels, weight[..., None], 0.0), axis=axes)
+            variable.assign_add(ops.cast(counted, "float64"))
+
+    def of_classes(self):
+        """Returns the intersection over union of each class, NaN for one without pixels."""
+        union = self.labelled + self.found - self.both
+        return ops.where(union > 0, self.both / ops.maximum(union, 1e-30), float("nan"))
+
+    def result(self):
+        """Returns the mean over the classes that have pixels; 0 without pixels."""
+        union = self.labelled + self.found - self.both
+        there = ops.cast(union > 0, "float64")
+        ratios = self.both / ops.where(union > 0, union, 1.0)
+        return ops.cast(ops.sum(ratios) / ops.maximum(ops.sum(there), 1.0), "float32")
+
+    def get_config(self) -> dict:
+        """Returns the arguments of the constructor."""
+        own = {"num_classes": self.num_classes, "ignore_class": self.ignore_class}
+        return {"name": self.name, "dtype": self.dtype} | own
+
+
+@keras.saving.register_keras_serializable("tfaccel")
+class PixelAccuracy(keras.metrics.SparseCategoricalAccuracy):
+    """The share of pixels whose class is found, without ignored pixels."""
+
+    def __init__(self, *, ignore_class: int, name="accuracy", dtype=None):
+        """Takes the label of pixels that do not count."""
+        super().__init__(name=name, dtype=dtype)
+        self.ignore_class = ignore_class
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        """Adds the pixels of some masks, [rows, height, width, 1], and of their logits."""
+        weight = ops.cast(y_true[..., 0] != self.ignore_class, "float32")
+        if sample_weight is not None:
+            weight = weight * ops.cast(sample_weight, "float32")[:, None, None]
+        return super().update_state(y_true, y_pred, weight)
+
+    def get_config(self) -> dict:
+        """Returns the arguments of the constructor."""
+        return {"name": self.name, "dtype": self.dtype, "ignore_class": self.ignore_class}

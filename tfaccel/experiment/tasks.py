@@ -3,7 +3,7 @@
 `task_of` takes a loader's data and the model's config. Labels make a classification, target images
 a restoration, and masks a segmentation.
 
-    task = task_of(train.data, config.model, config.step)
+    task = task_of(train.data, config.model, config.step, config.train)
     run.compile(model, optimizer, task.loss, metrics=task.metrics)
 """
 
@@ -14,14 +14,17 @@ import keras
 import numpy as np
 
 from tfaccel.common.errors import UserError
-from tfaccel.config import ModelConfig, StepConfig
+from tfaccel.common.run_log import summary
+from tfaccel.config import ModelConfig, StepConfig, TrainConfig
 from tfaccel.config import names as names_lib
 from tfaccel.data.images import ImageData
 from tfaccel.data.source import Blobs
-from tfaccel.data.sources.pillow import UNREADABLE, largest_value
-from tfaccel.experiment.metrics import PSNR
+from tfaccel.data.sources.pillow import UNREADABLE, histogram
+from tfaccel.experiment.losses import Crossentropy, Dice, Sum
+from tfaccel.experiment.metrics import PSNR, MeanIoU, PixelAccuracy
 
-NUM_MASKS = 64  # evenly spread masks that are checked: 0.1 s if they are photographs'
+# Evenly spread masks that are checked, and counted for weights: 0.1 s if they are photographs'.
+NUM_MASKS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,23 +47,34 @@ class Task:
         return self.output_shape[-1]
 
 
-def task_of(data: ImageData, model: ModelConfig, step: StepConfig) -> Task:
+def task_of(data: ImageData, model: ModelConfig, step: StepConfig, train: TrainConfig) -> Task:
     """Returns the task for a loader's data: labelled images, or pairs of images.
 
+    Args:
+      data: the training data.
+      model: its `num_outputs` may set the number of classes.
+      step: it may turn labels into probabilities.
+      train: its loss, and its weights of classes.
+
     Raises:
-      UserError: `num_outputs` does not suit the data, or is missing for masks, or a checked mask
-        has a higher value; or the config asks for label smoothing, mixup or cutmix, but the data
-        have no labels.
+      UserError: `num_outputs` or the loss does not suit the data, or `num_outputs` is missing for
+        masks, or a checked mask has a higher value; or the config asks for label smoothing, mixup
+        or cutmix, but the data have no labels.
     """
     if data.source.targets is None:
         num_outputs = _num_outputs(len(data.class_names), model.num_outputs)
-        return _classification(num_outputs, mixes_labels=step.mixes_labels)
+        return _classification(num_outputs, data, train, mixes_labels=step.mixes_labels)
     if step.mixes_labels:
         raise UserError(
             "label_smoothing, mixup or cutmix with target images; they are for classes: remove them"
         )
     if data.images.targets == "mask":
-        return _segmentation(data, model.num_outputs)
+        return _segmentation(data, model.num_outputs, train)
+    if train.loss != TrainConfig.loss or train.class_weights != "none":
+        raise UserError(
+            f"loss={train.loss!r}, class_weights={train.class_weights!r} with target images; they "
+            "are for classes: remove them"
+        )
     return _restoration(data.images, model.num_outputs)
 
 
@@ -92,44 +106,111 @@ def _num_outputs(num_classes: int, asked: int | None) -> int:
     return asked or num_classes
 
 
-def _classification(num_outputs: int, *, mixes_labels: bool) -> Task:
+def _classification(
+    num_outputs: int, data: ImageData, train: TrainConfig, *, mixes_labels: bool
+) -> Task:
     """Returns the task, for probabilities if the step turns labels into them, else for labels."""
-    if mixes_labels:
+    if train.loss not in ("cross_entropy", "focal"):
+        raise UserError(
+            f"loss={train.loss!r} with labelled images; it is for masks: use 'cross_entropy' or "
+            "'focal'"
+        )
+    weights = None
+    if train.class_weights == "balanced":
+        counts = np.bincount(data.source.labels, minlength=num_outputs)
+        weights = _balanced(counts, "the training labels")
+    if train.loss == "focal" or weights:
+        loss = _cross_entropy_of(train, weights, of_probabilities=mixes_labels)
+    elif mixes_labels:
         loss = keras.losses.CategoricalCrossentropy(from_logits=True)
-        top_k = keras.metrics.TopKCategoricalAccuracy
     else:
-        loss, top_k = _cross_entropy(), keras.metrics.SparseTopKCategoricalAccuracy
+        loss = _cross_entropy()
+    top_k = "TopKCategoricalAccuracy" if mixes_labels else "SparseTopKCategoricalAccuracy"
     # From the name "accuracy" Keras chooses the metric for the labels.
-    top_5 = [top_k(5, name="top5")] if num_outputs > 5 else []
+    top_5 = [getattr(keras.metrics, top_k)(5, name="top5")] if num_outputs > 5 else []
     return Task((num_outputs,), loss, ["accuracy", *top_5])
 
 
-def _segmentation(data: ImageData, asked: int | None) -> Task:
+def _segmentation(data: ImageData, asked: int | None, train: TrainConfig) -> Task:
     if asked is None:
         raise UserError(
             "num_outputs=None with targets='mask'; set it to the number of values of a mask's "
-            "pixels (the largest, plus one), for example --config.model.num_outputs=21"
+            "pixels (the largest, plus one, without ignore_class), for example "
+            "--config.model.num_outputs=21"
         )
-    _check_values(data.found.targets, asked)
-    return Task((*data.images.image_size, asked), _cross_entropy(), ["accuracy"])
+    ignored = data.images.ignore_class
+    if ignored is not None and ignored < asked:
+        raise UserError(
+            f"ignore_class={ignored} is one of the classes 0 to {asked - 1} of num_outputs="
+            f"{asked}; number the classes from 0, and give ignored pixels another value, e.g. 255"
+        )
+    counts = _checked_counts(data.found.targets, asked, ignored)
+    weights = _balanced(counts, f"{NUM_MASKS} masks") if train.class_weights == "balanced" else None
+    if train.loss == "cross_entropy" and ignored is None and weights is None:
+        loss = _cross_entropy()
+    elif train.loss == "dice":
+        loss = Dice(ignore_class=ignored)
+    else:
+        loss = _cross_entropy_of(train, weights, ignore_class=ignored)
+        if train.loss.endswith("_dice"):
+            loss = Sum([loss, Dice(ignore_class=ignored)])
+    accuracy = "accuracy" if ignored is None else PixelAccuracy(ignore_class=ignored)
+    metrics = [accuracy, MeanIoU(asked, ignore_class=ignored)]
+    return Task((*data.images.image_size, asked), loss, metrics)
 
 
-def _check_values(masks: Blobs | np.ndarray, num_outputs: int) -> None:
-    """Raises UserError for a value without an output, for which the loss would silently be NaN."""
+def _checked_counts(masks: Blobs | np.ndarray, num_outputs: int, ignored: int | None) -> np.ndarray:
+    """Returns the number of pixels of each class in some masks, [num_outputs].
+
+    Raises:
+      UserError: a value has no output, so that the loss would silently be NaN.
+    """
+    counts = np.zeros(256, np.int64)
     for index in np.unique(np.linspace(0, len(masks) - 1, NUM_MASKS).astype(int)).tolist():
-        name, largest = f"mask {index}", 0
+        name, own = f"mask {index}", np.zeros(256, np.int64)
         if not isinstance(masks, Blobs):
-            largest = int(masks[index].max())
+            own = np.bincount(masks[index].ravel(), minlength=256)
         else:
             name = f"the mask {masks.name(index)}"
             with contextlib.suppress(*UNREADABLE):  # the loader reports it, or skips it
-                largest = largest_value(masks, index)
+                own = np.array(histogram(masks, index))
+        if ignored is not None:
+            own[ignored] = 0
+        largest = max(np.flatnonzero(own), default=0)
         if largest >= num_outputs:
             raise UserError(
                 f"{name} has the value {largest}, but num_outputs={num_outputs} allows 0 to "
-                f"{num_outputs - 1}; use --config.model.num_outputs={largest + 1} or more, or "
-                "number the classes from 0 (the loss ignores no value)"
+                f"{num_outputs - 1}; use --config.model.num_outputs={largest + 1} or more, number "
+                "the classes from 0, or, if such pixels have no class, use "
+                f"--config.data.ignore_class={largest}"
             )
+        counts += own
+    return counts[:num_outputs]
+
+
+def _balanced(counts: np.ndarray, of: str) -> tuple[float, ...]:
+    """Returns weights of classes whose mean over the examples is 1; the log says the extremes.
+
+    A class that was not seen has the weight of the rarest one.
+    """
+    seen = counts > 0
+    weights = counts.sum() / (seen.sum() * np.maximum(counts, 1))
+    weights[~seen] = weights[seen].max(initial=1.0)
+    summary(
+        "loss: class_weights=balanced: %.3g for the most frequent class to %.3g for the rarest, "
+        "from %s",
+        weights.min(),
+        weights.max(),
+        of,
+    )
+    return tuple(weights.tolist())
+
+
+def _cross_entropy_of(
+    train: TrainConfig, weights: tuple[float, ...] | None, **others
+) -> keras.losses.Loss:
+    gamma = train.focal_gamma if "focal" in train.loss else 0.0
+    return Crossentropy(gamma=gamma, class_weights=weights, **others)
 
 
 def _restoration(images, asked: int | None) -> Task:

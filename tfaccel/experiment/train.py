@@ -251,7 +251,7 @@ def build(this_run: Run, config: Config, data: ImageData) -> tuple[keras.Model, 
     Raises:
       UserError: the data do not suit the model.
     """
-    task = tasks.task_of(data, config.model, config.step)
+    task = tasks.task_of(data, config.model, config.step, config.train)
     model = make_model(this_run, config, num_outputs=task.num_outputs)
     tasks.check_model(model, task)
     if fault := misfit(model, data.pixel_range):

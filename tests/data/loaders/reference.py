@@ -51,7 +51,8 @@ def geometry(pixels, where, images, draws, *, nearest=False, repeat_border=False
     image = pixels[top : top + height, left : left + width]
     image = resize(image, images.image_size, nearest=nearest, repeat_border=repeat_border)
     if "warp" in draws:
-        return warp(image, draws["warp"], nearest)
+        fill = images.ignore_class or 0
+        return warp(image, draws["warp"], nearest, fill if nearest else 0)
     return mirror(image, draws["mirror"]) if "mirror" in draws else image
 
 
@@ -126,13 +127,13 @@ def resize(pixels, size, *, nearest=False, repeat_border=False):
     return np.stack(channels, axis=-1)
 
 
-def warp(pixels, matrix, nearest=False):
-    """Each pixel from where an affine map of output to input (x, y) says; 0 from outside."""
+def warp(pixels, matrix, nearest=False, fill=0):
+    """Each pixel from where an affine map of output to input (x, y) says; `fill` from outside."""
     height, width = pixels.shape[:2]
     x, y = np.meshgrid(np.arange(width) + 0.5, np.arange(height) + 0.5)
     x, y = np.einsum("ij,jhw->ihw", matrix.astype(float), np.stack([x, y, np.ones_like(x)]))
     if nearest:
-        return _at(pixels, np.floor(y), np.floor(x))
+        return _at(pixels, np.floor(y), np.floor(x), fill)
     x, y = x - 0.5, y - 0.5
     total = 0.0
     for down in (0, 1):
@@ -143,11 +144,11 @@ def warp(pixels, matrix, nearest=False):
     return total
 
 
-def _at(pixels, rows, columns):
+def _at(pixels, rows, columns, fill=0):
     height, width = pixels.shape[:2]
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
     rows, columns = (np.where(inside, each, 0).astype(int) for each in (rows, columns))
-    return np.where(inside[..., None], pixels[rows, columns], 0)
+    return np.where(inside[..., None], pixels[rows, columns], fill)
 
 
 def mirror(pixels, draws):

@@ -352,7 +352,7 @@ def test_masks_are_the_nearest_pixels(pixels, tmp_path, device, window):
     source = pairs_of(pixels, masks, tmp_path)
     of_window = {} if window == "random_resized_crop" else {"crop_area": AugmentConfig.crop_area}
     augment = AugmentConfig(**{**vars(EVERY_DRAW), **of_window, "window": window})
-    images = ImageConfig(image_size=(20, 16), targets="mask")
+    images = ImageConfig(image_size=(20, 16), targets="mask", ignore_class=255)
     image, mask = first_batch(source, augment, images, device=device)
     assert image.shape == (17, 20, 16, 3)
     assert mask.shape == (17, 20, 16, 1)

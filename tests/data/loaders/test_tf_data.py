@@ -246,7 +246,8 @@ def test_masks_share_all_draws_but_color(pixels, tmp_path, window):
     source = pairs_of(pixels, masks, tmp_path)
     of_window = {} if window == "random_resized_crop" else {"crop_area": AugmentConfig.crop_area}
     augment = AugmentConfig(**{**vars(EVERY_DRAW), **of_window, "window": window})
-    images = ImageConfig(image_size=(20, 16), targets="mask", mean=0.5, std=0.5)
+    normal = {"mean": 0.5, "std": 0.5}
+    images = ImageConfig(image_size=(20, 16), targets="mask", ignore_class=255, **normal)
     image, mask = first_batch(source, augment, images)
     wanted, wanted_mask = expected(
         pixels, augment, images, targets=[each[..., None] for each in masks]

@@ -74,7 +74,8 @@ def _geometry(encoded, *, inputs, images, augment, decode, grey, nearest=False):
     if augment.window not in CROPS:  # crops have the size already
         image = fn.resize(image, size=images.image_size, **interpolation)
     if "warp" in inputs:
-        image = fn.warp_affine(image, matrix=inputs["warp"], fill_value=0, **interpolation)
+        fill = (images.ignore_class or 0) if nearest else 0
+        image = fn.warp_affine(image, matrix=inputs["warp"], fill_value=fill, **interpolation)
     return image
 
 

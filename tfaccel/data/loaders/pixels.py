@@ -82,7 +82,8 @@ def augmented(
     is_mask = kind == "mask"
     pixels = _windows(pixels, draws, images.image_size, augment, nearest=is_mask)
     if "warp" in draws:
-        pixels = _warped(pixels, draws["warp"], is_mask)
+        fill = (images.ignore_class or 0) if is_mask else 0
+        pixels = _warped(pixels, draws["warp"], is_mask, fill)
     mean, std = (tuple(each) for each in (images.mean, images.std))
     dtype = "uint8" if is_mask else dtype
     return _finished(pixels, draws.get("mirror"), draws.get("color"), mean, std, dtype)
@@ -269,10 +270,10 @@ def _weighted(pixels, index, weight, axis: int, dtype: str):
 
 
 @_compiled
-def _warped(pixels, matrix, nearest: bool):
+def _warped(pixels, matrix, nearest: bool, fill: int):
     """Returns pixels from the places that an affine map of output to input (x, y) gives.
 
-    Places outside the image give 0. In XLA the gathers take a quarter of the time of
+    Places outside the image give `fill`. In XLA the gathers take a quarter of the time of
     ImageProjectiveTransformV3, which XLA does not have (440 us compared with 1,770 us for 224x224
     pixels, 2 CPU cores, 2026-11-21).
 
@@ -280,6 +281,7 @@ def _warped(pixels, matrix, nearest: bool):
       pixels: [rows, height, width, channels].
       matrix: [rows, 2, 3] float32.
       nearest: whether the nearest pixel is taken, without interpolation.
+      fill: the value of pixels from outside; 0 with interpolation.
     """
     rows, height, width, channels = pixels.shape
     x, y = tf.meshgrid(*(tf.range(side, dtype=tf.float32) + 0.5 for side in (width, height)))
@@ -291,7 +293,7 @@ def _warped(pixels, matrix, nearest: bool):
         row, column = (tf.cast(tf.where(inside, each, 0), tf.int32) for each in (row, column))
         place = tf.range(rows)[:, None, None] * (height * width) + row * width + column
         found = tf.gather(tf.reshape(pixels, (-1, channels)), place)
-        return tf.where(inside[..., None], found, tf.zeros_like(found))
+        return tf.where(inside[..., None], found, tf.cast(fill, found.dtype))
     # For the four corners, black pixels around the image are faster than checks whether each corner
     # is inside (440 us compared with 1,240 us). For a single pixel, the check is faster. The border
     # has two pixels, so that a clipped corner and its neighbours are all outside.

@@ -175,15 +175,15 @@ def largest_of_ppm(image: PIL.Image.Image) -> int:
     return arguments[-1] if isinstance(arguments, tuple) and image.mode in ("L", "RGB") else 255
 
 
-def largest_value(blobs: Blobs, index: int) -> int:
-    """Returns the largest grey level of a mask.
+def histogram(blobs: Blobs, index: int) -> list[int]:
+    """Returns the number of pixels of a mask at each grey level, [256].
 
     Raises:
       OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError: the image cannot be read
         or decoded; see UNREADABLE.
     """
     with _open(blobs, index) as image:
-        return image.convert("L").getextrema()[1]
+        return image.convert("L").histogram()
 
 
 def cause(error: Exception) -> str:

@@ -49,7 +49,7 @@ def run(config: Config, *, script: pathlib.Path | None) -> Lint:
         make_optimizer(config.train, loader)  # raises the errors of the recipe
     num_outputs = config.model.num_outputs
     if num_outputs is None:
-        task = tasks.task_of(loader.data, config.model, config.step)
+        task = tasks.task_of(loader.data, config.model, config.step, config.train)
         tasks.check_monitor(config.train.monitor, task)
         num_outputs = task.num_outputs
     model = make_model(this_run, config, num_outputs=num_outputs)
