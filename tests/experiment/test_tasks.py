@@ -13,8 +13,8 @@ from tfaccel import UserError
 from tfaccel.config import ImageConfig, ModelConfig, StepConfig, TrainConfig
 from tfaccel.data.source import Blobs
 from tfaccel.experiment import models, tasks
-from tfaccel.experiment.losses import Crossentropy, Dice, Sum
 from tfaccel.experiment.metrics import PSNR, MeanIoU, PixelAccuracy
+from tfaccel.training.losses import Crossentropy, Dice, Sum
 
 
 def data_of(*, class_names=(), targets=None, **images):

@@ -12,6 +12,7 @@ from tfaccel.config import ImageConfig
 from tfaccel.data.source import ArraySource
 from tfaccel.export.answers import Answers, answers_of
 from tfaccel.keras_internals.model_view import losses_of
+from tfaccel.training.losses import Crossentropy, Dice, Sum
 
 pytestmark = pytest.mark.usefixtures("export_decodes_png")
 
@@ -52,6 +53,8 @@ def test_classes_that_are_each_likely_by_themselves():
         (keras.losses.CategoricalFocalCrossentropy(from_logits=True), "logits", True),
         ("binary_crossentropy", "probabilities", False),
         ("sparse_categorical_crossentropy", "probabilities", True),
+        (Crossentropy(gamma=2.0), "logits", True),
+        (Sum([Crossentropy(ignore_class=255), Dice()]), "logits", True),
     ],
 )
 def test_what_a_loss_says(loss, kind, exclusive):

@@ -20,8 +20,8 @@ from tfaccel.config import names as names_lib
 from tfaccel.data.images import ImageData
 from tfaccel.data.source import Blobs
 from tfaccel.data.sources.pillow import UNREADABLE, histogram
-from tfaccel.experiment.losses import Crossentropy, Dice, Sum
 from tfaccel.experiment.metrics import PSNR, MeanIoU, PixelAccuracy
+from tfaccel.training.losses import Crossentropy, Dice, Sum
 
 # Evenly spread masks that are checked, and counted for weights: 0.1 s if they are photographs'.
 NUM_MASKS = 64

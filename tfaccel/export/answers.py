@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfaccel.common.errors import UserError
 from tfaccel.data.images import ImageData
 from tfaccel.export.card import completed
+from tfaccel.training.losses import OF_LOGITS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +86,8 @@ def answers_of(model: keras.Model, data: ImageData, *, losses: Sequence) -> Answ
     loss = keras.losses.get(losses[0]) if losses else None
     name = getattr(loss, "__name__", type(loss).__name__)
     is_keras = getattr(loss, "__module__", "").startswith("keras.")
-    if not is_keras or "crossentropy" not in name.lower():
+    is_ours = isinstance(loss, OF_LOGITS)
+    if not (is_ours or (is_keras and "crossentropy" in name.lower())):
         what = f"the loss {name}" if is_keras else "a loss of your own" if losses else "no loss"
         raise UserError(
             f"model {model.name} was compiled with {what}, but the export needs a cross-entropy of "
@@ -94,7 +96,7 @@ def answers_of(model: keras.Model, data: ImageData, *, losses: Sequence) -> Answ
         )
     num_classes = max(2, model.output_shape[-1])
     return Answers(
-        "logits" if getattr(loss, "from_logits", False) else "probabilities",
+        "logits" if is_ours or getattr(loss, "from_logits", False) else "probabilities",
         exclusive="binary" not in name.lower(),
         class_names=completed(data.class_names, num_classes) if data.class_names else (),
     )

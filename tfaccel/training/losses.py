@@ -141,6 +141,9 @@ class Sum(keras.losses.Loss):
         return super().get_config() | {"losses": losses}
 
 
+OF_LOGITS = (Crossentropy, Dice, Sum)  # their outputs are logits of classes
+
+
 def _labels(y_true, y_pred, ignore_class: int | None) -> tuple:
     """Returns int32 labels without an axis of size 1, 0 where ignored; and where they count."""
     labels = ops.cast(y_true, "int32")
