@@ -63,8 +63,8 @@ from tfaccel.training.workdir import RESUMES, check_usable, read_config, workdir
         Flag(
             "dry-run",
             False,
-            "train two steps, and print for every process its worker index, GPUs, replicas and "
-            "share of a batch; write nothing",
+            "train two steps; print for every process its worker index, GPUs, replicas and share "
+            "of a batch, and for several replicas the scaling to expect; write nothing",
         ),
         Flag(
             "workers",

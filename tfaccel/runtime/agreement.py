@@ -6,6 +6,7 @@ wait for it for ever. A worker that resumed from another step would train anothe
     check_same({"number of examples": 60000, "files": "5f0c..."}, strategy, of="their data")
     any_worker = AnyWorker(strategy)
     (stop,) = any_worker.says(own_flag)  # in the same step on every worker
+    rounds = math.ceil(1.0 / slowest(own_seconds, strategy))
     with together(strategy, "could not write"): ...     # an error on one worker ends all workers
 """
 
@@ -64,6 +65,15 @@ def of_workers(vector: np.ndarray, strategy: tf.distribute.Strategy) -> np.ndarr
     gathered = _gather(strategy)(tf.constant(sent[np.newaxis]))
     # Each worker's vector appears once for each of its replicas.
     return gathered.numpy()[::num_local, : len(vector)].astype(vector.dtype)
+
+
+def slowest(seconds: float, strategy: tf.distribute.Strategy) -> float:
+    """Returns the largest of all workers' times, in seconds. Every worker must call it.
+
+    A decision that depends on a clock is the same on all workers if it depends on this time.
+    """
+    nanoseconds = np.array([round(seconds * 1e9)], np.int64)
+    return int(of_workers(nanoseconds, strategy).max()) / 1e9
 
 
 @contextlib.contextmanager

@@ -346,7 +346,7 @@ class Layout:
         gradients = {id(each): index for index, each in enumerate(self._totals.gradients)}
         self._gradients = [gradients.get(id(each)) for each in self._specs]  # an index, or None
         self._dtypes = [
-            _sent_as(each.dtype, None if index is None else gradients_as)
+            sent_as(each.dtype, None if index is None else gradients_as)
             for each, index in zip(self._specs, self._gradients, strict=True)
         ]
         self._parts = {dtype: self._parts_of(dtype) for dtype in sorted(set(self._dtypes), key=str)}
@@ -404,7 +404,8 @@ class Layout:
         return [self._specs[index].shape.num_elements() for index in members]
 
 
-def _sent_as(dtype: tf.DType, wanted: str | None) -> tf.DType:
+def sent_as(dtype: tf.DType, wanted: str | None) -> tf.DType:
+    """Returns the dtype in which a tensor is sent: the wanted one; if None, its own if it can."""
     if wanted:
         return tf.as_dtype(wanted)
     # Collectives accept no bool or small integer; float64 holds whole numbers up to 2**53.
