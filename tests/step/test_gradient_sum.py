@@ -18,8 +18,8 @@ def network():
     return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])  # 4 weights
 
 
-def trained(*, float16_allreduce=False, xla=False):
-    config = StepConfig(float16_allreduce=float16_allreduce)
+def trained(*, allreduce_dtype="own", xla=False):
+    config = StepConfig(allreduce_dtype=allreduce_dtype)
     model = compiled(network, 2, optimizer="sgd", loss="mse", xla=xla, config=config)
     model.fit(X, Y, batch_size=4, verbose=0)
     return model
@@ -34,14 +34,14 @@ def test_the_values_of_both_replicas_are_summed():
             np.testing.assert_array_equal(each, np.full(4, 2.0, np.float32))
 
 
-@pytest.mark.parametrize("gradients_as", [None, "float16"])
+@pytest.mark.parametrize("gradients_as", [None, "float16", "bfloat16"])
 def test_it_sends_what_a_step_sends(gradients_as, monkeypatch):
     """A step's vector also has the loss, the metrics and the rows, which are a few numbers."""
     packed, pack = [], Layout.pack
     monkeypatch.setattr(
         Layout, "pack", lambda self, totals: packed.append(pack(self, totals)) or packed[-1]
     )
-    model = trained(float16_allreduce=gradients_as is not None)
+    model = trained(allreduce_dtype=gradients_as or "own")
     sizes = sizes_by_dtype(model.trainable_variables, gradients_as=gradients_as)
     (dtype,) = sizes
     of_step = {each.dtype: each.shape[0] for each in packed[0]}

@@ -95,9 +95,8 @@ def _train(this_run: Run, model: keras.Model, train: Loader, times: StepTimes) -
 
 def _measure(this_run: Run, model: keras.Model, config: Config, *, step_s: float) -> Scaling:
     """Measures the all-reduce; returns the times of the slowest worker, on every worker."""
-    gradients_as = "float16" if config.step.float16_allreduce else None
     with this_run.watchdog.guard(), waits.on("measuring the all-reduce of the gradients"):
-        gradient_sum = GradientSum(model, gradients_as=gradients_as)
+        gradient_sum = GradientSum(model, gradients_as=config.step.gradients_as)
         return Scaling(
             num_replicas=gradient_sum.num_replicas,
             num_bytes=gradient_sum.num_bytes,
