@@ -370,13 +370,13 @@ def test_hues_of_grey_images_are_refused(folder):
         make_loader(sources.class_folders(folder), augment=preset("none", hue_degrees=5.0))
 
 
-def test_masks_with_a_palette_are_refused(tmp_path):
+def test_masks_with_a_palette_in_other_formats_are_refused(tmp_path):
     # Every decoder would give the palette's colours as grey, not the classes.
-    for side, image in (("in", PIL.Image.new("RGB", (8, 8))), ("out", PIL.Image.new("P", (8, 8)))):
+    for side, mode, name in (("in", "RGB", "one.png"), ("out", "P", "one.tif")):
         (tmp_path / side).mkdir()
-        image.save(tmp_path / side / "one.png")
+        PIL.Image.new(mode, (8, 8)).save(tmp_path / side / name)
     source = sources.image_pairs(tmp_path / "in", tmp_path / "out")
-    with pytest.raises(UserError, match=r"out/one.png is of Pillow's mode P; .* masks"):
+    with pytest.raises(UserError, match=r"out/one.tif is of Pillow's mode P; .* masks"):
         make_loader(source, targets="mask", channels=3, image_size=(8, 8))
 
 
@@ -384,11 +384,11 @@ def test_a_later_mask_of_another_kind_is_refused_or_left_out(tmp_path):
     for side in ("in", "out"):
         (tmp_path / side).mkdir()
         for index in range(6):
-            mode = "L" if side == "out" and index != 4 else "P" if side == "out" else "RGB"
+            mode = "L" if side == "out" and index != 4 else "RGB"
             PIL.Image.new(mode, (8, 8)).save(tmp_path / side / f"{index}.png")
     source = sources.image_pairs(tmp_path / "in", tmp_path / "out")
     settings = {"targets": "mask", "channels": 3, "image_size": (8, 8)}
-    with pytest.raises(UserError, match=r"out/4.png is of Pillow's mode P; .* masks"):
+    with pytest.raises(UserError, match=r"out/4.png is of Pillow's mode RGB; .* masks"):
         make_loader(source, **settings)
     assert make_loader(source, bad_files="skip", **settings).num_examples == 5
 
@@ -408,3 +408,25 @@ def test_images_of_many_sizes_are_stored_only_at_a_size_that_was_given(tmp_path)
 def test_a_mask_is_of_pairs_alone(folder):
     with pytest.raises(UserError, match=r"targets='mask' needs pairs of images"):
         make_loader(sources.class_folders(folder), targets="mask")
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_the_numbers_of_a_palette_s_colours_are_the_classes(tmp_path, loader):
+    """As in Pascal VOC's masks, whose pixels without a class have the number 255."""
+    draw, masks = np.random.default_rng(0), []
+    for name in ("images", "masks"):
+        (tmp_path / name).mkdir()
+    for index in range(12):
+        mask = draw.integers(0, 21, (12, 10)).astype(np.uint8)
+        mask[0] = 255
+        masks.append(mask)
+        image = PIL.Image.fromarray(mask).convert("P")
+        image.putdata(mask.ravel().tolist())
+        image.putpalette([each * factor % 256 for each in range(256) for factor in (37, 91, 17)])
+        image.save(tmp_path / "masks" / f"{index:02d}.png")
+        PIL.Image.fromarray(mask).save(tmp_path / "images" / f"{index:02d}.png")
+    pairs = sources.image_pairs(tmp_path / "images", tmp_path / "masks")
+    made = make_loader(pairs, shuffle=False, loader=loader, targets="mask", ignore_class=255)
+    images, found = rows_of(made)
+    np.testing.assert_array_equal(found[..., 0], masks)
+    np.testing.assert_allclose(255 * images[..., 0], masks, atol=1e-3)

@@ -31,6 +31,7 @@ from tfaccel.data.scan import files
 from tfaccel.data.shards import Plan, check_even
 from tfaccel.data.source import ArraySource, ImageSource, UnreadableError, spread
 from tfaccel.data.sources.kinds import check_kinds
+from tfaccel.data.sources.mask_values import with_grey_masks
 from tfaccel.data.sources.pillow import image_size
 from tfaccel.runtime.devices import Device, Runtime
 
@@ -233,6 +234,8 @@ def open_images(
     _check(source, images, augment)
     global_batch_size = images.whole_batch(num_replicas)
     check_even(global_batch_size, num_replicas=num_replicas)  # before decoding, which takes minutes
+    if images.targets == "mask" and isinstance(source, ImageSource):
+        source = with_grey_masks(source)
     if images.bad_files == "skip" and isinstance(source, ImageSource):
         smallest, masks = files.smallest_window(images, augment), images.targets == "mask"
         report = files.scan_files(

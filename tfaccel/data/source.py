@@ -8,7 +8,7 @@ read at any time, and the toolkit decides on the order.
 import dataclasses
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 
 import numpy as np
@@ -42,12 +42,14 @@ class Blobs:
       file_of: [num_examples] int32, index of the file of each example; None for whole files.
       offsets: [num_examples] int64, in bytes; None for whole files.
       sizes: [num_examples] int64, in bytes; None for whole files.
+      recode: what turns the stored bytes into those of another encoding; None for the stored ones.
     """
 
     files: Sequence[str]
     file_of: np.ndarray | None = None
     offsets: np.ndarray | None = None
     sizes: np.ndarray | None = None
+    recode: Callable[[bytes], bytes] | None = None
 
     def __post_init__(self):
         """Stores the paths compactly."""
@@ -66,6 +68,11 @@ class Blobs:
     def are_files(self) -> bool:
         """Whether each example is a whole file."""
         return self.file_of is None
+
+    @property
+    def are_read_as_files(self) -> bool:
+        """Whether another library may read each example's file, instead of `read`."""
+        return self.are_files and self.recode is None
 
     @property
     def folder(self) -> str:
@@ -95,6 +102,10 @@ class Blobs:
         Raises:
           OSError: the file cannot be read, or has become shorter.
         """
+        stored = self._stored(index)
+        return stored if self.recode is None else self.recode(stored)
+
+    def _stored(self, index: int) -> bytes:
         if self.are_files:
             return read_regular(self.files[index])
         offset, size = int(self.offsets[index]), int(self.sizes[index])
@@ -122,8 +133,9 @@ class Blobs:
     def taken(self, ids: np.ndarray) -> "Blobs":
         """Returns the examples at the given indices."""
         if self.are_files:
-            return Blobs(self.files.taken(ids))
-        return Blobs(self.files, *(each[ids] for each in (self.file_of, self.offsets, self.sizes)))
+            return dataclasses.replace(self, files=self.files.taken(ids))
+        ranges = {name: getattr(self, name)[ids] for name in ("file_of", "offsets", "sizes")}
+        return dataclasses.replace(self, **ranges)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,9 @@ def config(tmp_path, setup):
             pixels = random.integers(end, size=(8, 8), dtype=np.uint8)
             PIL.Image.fromarray(pixels).save(tmp_path / name / f"{index}.png")
     config = default_config()
-    config.data.update(root=str(tmp_path), source="pairs", targets="mask", image_size=(8, 8))
+    config.data.update(
+        root=str(tmp_path), source="pairs", targets="mask", ignore_class=255, image_size=(8, 8)
+    )
     config.data.update(train="in", train_targets="out", test="in", test_targets="out")
     config.data.global_batch_size = 2
     config.runtime.gpu_ids = ()

@@ -52,7 +52,7 @@ def make_file_reader(
     pipeline = _files(with_sizes, batch_size=rows, **settings)
     # [rows, longest] uint8, filled up with zeros: DALI's `open` stops at the first zero.
     paths = blobs.files.rows
-    if not blobs.are_files:
+    if not blobs.are_read_as_files:
         paths = _copier(blobs, rows=rows, num_threads=num_threads)
 
     def read(ids):

@@ -104,7 +104,7 @@ class TfDataStream(Iterator):
 
 def _encoded(name: str, blobs: Blobs, pool) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
     """Returns a function from ids to the examples' paths or bytes, in a dict with one name."""
-    if blobs.are_files:
+    if blobs.are_read_as_files:
         encoded = blobs.files.encoded
         return lambda ids: {
             f"{name}.path": np.array([encoded(index) for index in ids.tolist()], dtype=object)

@@ -32,7 +32,9 @@ def dry_epochs(
       shuffle: whether each epoch should have a new order.
       last_batch: "pad", "drop" or "repeat", as in ImageConfig.
     """
-    loader = make_loader(source=_numbered(source), bad_files="error", targets="image")
+    loader = make_loader(
+        source=_numbered(source), bad_files="error", targets="image", ignore_class=None
+    )
     trace = _trace(loader, this_run, NUM_EPOCHS)
     return proof.verdict(
         proof.record(trace, loader.num_batches),

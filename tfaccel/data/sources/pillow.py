@@ -51,7 +51,7 @@ def image_size(blobs: Blobs, index: int) -> tuple[int, int]:
     Raises:
       UserError: the file cannot be read, or is not an image.
     """
-    return stored_size(_header(blobs, index))
+    return stored_size(header(blobs, index))
 
 
 def image_sizes(blobs: Blobs, ids: np.ndarray, *, num_threads: int) -> np.ndarray:
@@ -100,7 +100,7 @@ def check_kinds(blobs: Blobs, ids: np.ndarray, *, are_masks: bool) -> None:
       UserError: an image has 16-bit samples, or is not a mask. The first such image is named.
     """
     for index in ids.tolist():
-        image = _header(blobs, index)
+        image = header(blobs, index)
         fault = unfit_mask(image) if are_masks else deep(image)
         if fault:
             fix = "convert all images of this kind, or skip them with bad_files='skip'"
@@ -113,7 +113,7 @@ def mask_fault(blobs: Blobs, index: int) -> str | None:
     Raises:
       UserError: the file cannot be read, or is not an image.
     """
-    return unfit_mask(_header(blobs, index))
+    return unfit_mask(header(blobs, index))
 
 
 def unfit_mask(image: PIL.Image.Image) -> str | None:
@@ -193,13 +193,16 @@ def cause(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def _header(blobs: Blobs, index: int) -> PIL.Image.Image:
-    """Returns an image that is not decoded, and has been closed."""
+def header(blobs: Blobs, index: int) -> PIL.Image.Image:
+    """Returns an image that is not decoded, and has been closed.
+
+    Raises:
+      UserError: the file cannot be read, or is not an image.
+    """
     try:
         # Only the header of a file is read.
-        file = (
-            open_regular(blobs.files[index]) if blobs.are_files else io.BytesIO(blobs.read(index))
-        )
+        is_file = blobs.are_read_as_files
+        file = open_regular(blobs.files[index]) if is_file else io.BytesIO(blobs.read(index))
         with file, PIL.Image.open(file) as image:
             return image
     except UNREADABLE as error:
