@@ -146,18 +146,6 @@ def test_every_command_is_one_that_the_program_takes(block, place, monkeypatch):
         stated.parse(own)  # or a UserError
 
 
-def test_the_lines_that_split_a_folder_do(tmp_path):
-    (lines,) = [each for each in blocks(FILES["own-images"].read_text()) if each.language == "sh"]
-    for name in ("a b", "c"):
-        (tmp_path / "unsplit" / name).mkdir(parents=True)
-        for index in range(5):
-            (tmp_path / "unsplit" / name / f"{index} x.jpg").touch()
-    subprocess.run(["sh", "-c", lines.text], check=True, cwd=tmp_path)
-    split = tmp_path / "photos"
-    assert len([*split.glob("training/*/*.jpg")]) == 8
-    assert [each.name for each in split.glob("testing/a b/*")] == ["4 x.jpg"]
-
-
 @pytest.mark.parametrize("topic", FILES)
 def test_the_python_of_a_page_runs(topic, place, export_not_saved):
     if topic in SLOW:

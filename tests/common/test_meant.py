@@ -47,7 +47,7 @@ def test_no_word_is_explained_away_that_exists():
         ("test_images.crop_aera", "did you mean 'test_images.crop_area'?"),
         ("train.warmup_epoch", "did you mean 'train.warmup_epochs'?"),
         ("model.freeze", "layer.trainable = False"),
-        ("data.validation_split", "how to split a folder"),
+        ("data.val_split", "did you mean 'data.validation_split'?"),
         ("train.resume", "flag of the command: --resume"),
         ("train.output_dir", "flag of the command: --workdir"),
         ("modle.nonsense", "'model' is a section"),

@@ -33,6 +33,9 @@ SYNONYMS = {
     "gradient_clip_val gradient_clipping",
     "train.loss": "criterion loss_fn loss_function loss_name",
     "train.class_weights=balanced": "class_weight balanced_weights auto_class_weights",
+    "data.validation_split": "val_split split test_split test_size val_size valid_split "
+    "val_fraction holdout",
+    "data.num_folds": "k_folds n_splits kfold folds n_folds num_splits",
     "data.ignore_class": "ignore_index ignore_label ignore_value void_class",
     "train.ema_momentum": "ema ema_decay model_ema model_ema_decay ema_rate",
     "train.early_stopping_epochs": "patience early_stopping early_stop es_patience",
@@ -128,10 +131,6 @@ TRUTHS = {
     "freeze_base linear_probe freeze_bn": (
         "; a config trains all layers. To freeze layers, set layer.trainable = False in a Keras "
         "script before run.compile (`tfaccel help transfer`)"
-    ),
-    "validation_split val_split split test_split test_size val_size train_ratio split_ratio": (
-        "; training and test images must be in two folders: see `tfaccel help own-images`, "
-        "which shows how to split a folder"
     ),
     "name": (
         "; the architecture is 'model.name' (--config.model.name), and the name of a run is that "

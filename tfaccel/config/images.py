@@ -200,6 +200,26 @@ class DataConfig(ImageConfig):
     """Training images: a path below root. It is a folder, a file or a pattern of shards."""
     test: str = "testing"
     """Test images: a path below root. It is a folder, a file or a pattern of shards."""
+    validation_split: float | None = None
+    """Part of the training images to test on, e.g. 0.2. `test` is then not used. The part has the
+    same share of each class. It depends on `split_seed` and on the paths below the deepest folder
+    that holds all images, so it is the same in each run and on each machine. None tests on
+    `test`."""
+    num_folds: int | None = None
+    """Number of folds of the training images, e.g. 5. `fold` is tested on, and the others are
+    trained on, so that five runs test on each image once. `test` is then not used."""
+    fold: int = 0
+    """The fold to test on, from 0 on."""
+    split_seed: int = 0
+    """Another number makes another validation part, or other folds."""
+    group_column: str | None = None
+    """For "csv" with validation_split or num_folds: a column, e.g. patient. Images with an equal
+    value stay together, in training or in validation."""
+    group_pattern: str | None = None
+    """With validation_split or num_folds: what finds an image's group in its path. It is a regular
+    expression for the path below the deepest folder of all images. The first parenthesis is the
+    group, or all that is found. "^[^/]+/([^_]+)_" finds p7 in cat/p7_0001.jpg. Images of one group
+    stay together. None uses group_column, or no groups."""
     train_targets: str | None = None
     """For "pairs": the folder of the training targets, below root."""
     test_targets: str | None = None
@@ -224,7 +244,9 @@ class DataConfig(ImageConfig):
             check_text(name, getattr(self, name), expected="a path below root, or '.' for root")
         for name in ("image_key", "label_key", "image_ext", "label_ext"):
             check_text(name, getattr(self, name), expected="a name that the shards use")
-        check_only_with(self, "source", SOURCE_ARGUMENTS | {"pairs": ("targets",)})
+        own = {"pairs": ("targets",), "csv": ("group_column",)}
+        check_only_with(self, "source", SOURCE_ARGUMENTS | own)
+        self._check_split()
         for name in ("train_targets", "test_targets"):
             if (getattr(self, name) is None) == (self.source == "pairs"):
                 expected = "the targets' folder" if self.source == "pairs" else "None"
@@ -232,6 +254,38 @@ class DataConfig(ImageConfig):
                     f"{name}={getattr(self, name)!r} with source={self.source!r}; expected "
                     f"{expected}"
                 )
+
+    @property
+    def splits(self) -> bool:
+        """True if the test images are a part of the training images."""
+        return self.validation_split is not None or self.num_folds is not None
+
+    def _check_split(self) -> None:
+        if self.validation_split is not None:
+            check_number("validation_split", self.validation_split, above=0, below=1)
+        if self.num_folds is not None:
+            check_int("num_folds", self.num_folds, at_least=2)
+            check_int("fold", self.fold, at_least=0, at_most=self.num_folds - 1)
+        if self.validation_split is not None and self.num_folds is not None:
+            raise UserError(
+                f"validation_split={self.validation_split} and num_folds={self.num_folds}; give "
+                "one of them"
+            )
+        check_int("split_seed", self.split_seed, at_least=0)
+        unused = () if self.splits else ("split_seed", "group_column", "group_pattern")
+        unused += () if self.num_folds is not None else ("fold",)
+        for name in unused:
+            if getattr(self, name) != getattr(DataConfig, name):
+                needed = "num_folds" if name == "fold" else "validation_split or num_folds"
+                raise UserError(
+                    f"{name}={getattr(self, name)!r} has no effect without {needed}; set one, or "
+                    f"remove {name}"
+                )
+        for name in ("group_column", "group_pattern"):
+            if getattr(self, name) is not None:
+                check_text(name, getattr(self, name), expected="a text, or None")
+        if self.group_column is not None and self.group_pattern is not None:
+            raise UserError("group_column and group_pattern are both set; give one of them")
 
 
 @documented

@@ -147,12 +147,14 @@ class ImageSource:
       labels: [num_examples] int32, indices into `class_names`; None for pairs.
       class_names: names of the labels, in order; empty for pairs.
       targets: target images of pairs, one for each input; None for labelled images.
+      groups: [num_examples] int64, numbers of the groups that a split keeps together; or None.
     """
 
     images: Blobs
     labels: np.ndarray | None
     class_names: tuple[str, ...] = ()
     targets: Blobs | None = None
+    groups: np.ndarray | None = None
 
     def __repr__(self):
         """Returns a summary of one line."""
@@ -182,6 +184,7 @@ class ImageSource:
             images=self.images.taken(ids),
             labels=None if self.labels is None else self.labels[ids],
             targets=None if self.targets is None else self.targets.taken(ids),
+            groups=None if self.groups is None else self.groups[ids],
         )
 
     def without(self, bad: np.ndarray) -> "ImageSource":
@@ -207,6 +210,7 @@ class ArraySource:
     class_names: tuple[str, ...] = ()
     targets: np.ndarray | None = None
     copies: dict = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
+    groups = None  # an array has none of its own
 
     def __repr__(self):
         """Returns a summary of one line."""

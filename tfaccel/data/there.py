@@ -27,8 +27,12 @@ _FIND = {
 
 
 def places(data: DataConfig, split: str) -> tuple[pathlib.Path, ...]:
-    """Returns the path of the images of "train" or "test", and for pairs that of their targets."""
+    """Returns the path of the images of "train" or "test", and for pairs that of their targets.
+
+    If the test images are a part of the training images, both have the same path.
+    """
     root = pathlib.Path(data.root) if data.root else ensure_digits()
+    split = "train" if data.splits else split
     names = (split, f"{split}_targets") if data.source == "pairs" else (split,)
     return tuple(root / getattr(data, each) for each in names)
 

@@ -34,6 +34,20 @@ def open_source(
     Raises:
       UserError: the data do not exist, or have another layout.
     """
+    if data.splits:
+        train, test = _divided(data, _whole(data, split, class_names))
+        return train if split == "train" else test
+    return _whole(data, split, class_names)
+
+
+def _divided(data: DataConfig, source) -> tuple:
+    settings = {"seed": data.split_seed, "group_pattern": data.group_pattern}
+    if data.num_folds is not None:
+        return sources.fold(source, data.fold, num_folds=data.num_folds, **settings)
+    return sources.split(source, data.validation_split, **settings)
+
+
+def _whole(data: DataConfig, split: str, class_names: Sequence[str] | None):
     where, *targets = places(data, split)
     if data.source == "pairs":
         return sources.image_pairs(where, *targets)
@@ -42,6 +56,8 @@ def open_source(
     arguments = {name: getattr(data, name) for name in SOURCE_ARGUMENTS.get(data.source, ())}
     if class_names:
         arguments["class_names"] = class_names
+    if data.source == "csv":
+        arguments["group_column"] = data.group_column
     return _BY_NAME[data.source](where, **arguments)
 
 

@@ -1,12 +1,15 @@
 import os
 import pathlib
-import subprocess
+import re
 
+import numpy as np
 import PIL.Image
 import pytest
 
 from tfaccel import UserError
+from tfaccel.config import DataConfig
 from tfaccel.data.sources import class_folders
+from tfaccel.experiment.open_data import open_source
 
 
 def test_lists_files_by_class_then_name(folder):
@@ -179,7 +182,7 @@ def test_what_is_no_path_is_refused():
         class_folders(None)
 
 
-def test_classes_without_a_split_are_answered_with_a_command_that_splits_them(tmp_path):
+def test_classes_without_a_split_are_answered_with_settings_that_split_them(tmp_path):
     root = tmp_path / "my photos"
     for name in ("circle", "square"):
         (root / name).mkdir(parents=True)
@@ -189,13 +192,12 @@ def test_classes_without_a_split_are_answered_with_a_command_that_splits_them(tm
         class_folders(root / "training")
     said = str(raised.value)
     assert "holds the classes themselves (circle, square)" in said
-    assert "Expected training/CLASS/ and testing/CLASS/" in said
-    command = said.partition("for testing: ")[2].partition(" ; then give")[0]
-    subprocess.run(["sh", "-euc", command.replace("] &&", "] &&")], check=True)
+    settings = dict(re.findall(r"--config\.data\.(\w+)=([^\s,]+)", said))
+    assert settings == {"train": ".", "validation_split": "0.2"}
+    data = DataConfig(root=str(root), train=".", validation_split=0.2)
     sizes = {}
-    for part in ("training", "testing"):
-        source = class_folders(tmp_path / "my photos-split" / part)
+    for part in ("train", "test"):
+        source = open_source(data, part)
         assert source.class_names == ("circle", "square")
-        sizes[part] = len(source.labels)
-        assert all(PIL.Image.open(each).size == (4, 4) for each in source.images.files)
-    assert sizes == {"training": 16, "testing": 4}
+        sizes[part] = np.bincount(source.labels).tolist()
+    assert sizes == {"train": [8, 8], "test": [2, 2]}

@@ -9,7 +9,12 @@
   npy_folders("training")                 root/<class>/<one image>.npy, loaded into memory
 
 The first five return an `ImageSource`, ranges of bytes in files. The last two return an
-`ArraySource`. Needs no TensorFlow.
+`ArraySource`. Two functions divide a source into one for training and one for validation:
+
+  split(source, 0.2)                      a fifth of each class for validation
+  fold(source, 0, num_folds=5)            the first of five folds for validation
+
+Needs no TensorFlow.
 """
 
 from tfaccel.data.sources.arrays import arrays, npy_folders
@@ -18,13 +23,16 @@ from tfaccel.data.sources.image_list import image_list
 from tfaccel.data.sources.pairs import image_pairs
 from tfaccel.data.sources.tfrecord import tfrecord
 from tfaccel.data.sources.webdataset import webdataset
+from tfaccel.data.split import fold, split
 
 __all__ = [
     "arrays",
     "class_folders",
+    "fold",
     "image_list",
     "image_pairs",
     "npy_folders",
+    "split",
     "tfrecord",
     "webdataset",
 ]

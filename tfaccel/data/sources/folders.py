@@ -12,7 +12,6 @@ DALI.
 import logging
 import os
 import pathlib
-import shlex
 from collections.abc import Sequence
 
 import numpy as np
@@ -152,27 +151,12 @@ def _how_to_split(missing: pathlib.Path) -> str:
     folders = folders_in(root)
     if not folders or not all(holds_images(each, IMAGE_SUFFIXES) for each in folders):
         return ""
-    names, new_root = ", ".join(each.name for each in folders[:2]), shlex.quote(f"{root}-split")
+    names = ", ".join(each.name for each in folders[:2])
     return (
         f"; {root} holds the classes themselves ({names}{', ...' if len(folders) > 2 else ''}), "
-        "which are not yet split into training and test images. Expected training/CLASS/ and "
-        "testing/CLASS/. This command makes such folders of links beside it, with every fifth "
-        f"image for testing: {split_command(root)} ; then give --config.data.root={new_root}, or "
-        "pass its folders training and testing to your script"
-    )
-
-
-def split_command(root: pathlib.Path) -> str:
-    """Returns a shell command that splits class folders into training and testing.
-
-    Every fifth image of each class, by name, is for testing. The new folders hold links.
-    """
-    old, new = shlex.quote(str(root)), shlex.quote(f"{root}-split")
-    return (
-        f'old={old} new={new}; for class in "$old"/*/; do n=0; for image in "$class"*; do '
-        "n=$((n+1)); [ $((n%5)) -eq 0 ] && part=testing || part=training; "
-        'folder="$new/$part/$(basename "$class")"; mkdir -p "$folder"; '
-        'ln -s "$image" "$folder"; done; done'
+        "which are not yet split into training and test images. To test on a fifth of them, use "
+        "--config.data.train=. --config.data.validation_split=0.2, or in a script "
+        "tfaccel.sources.split(tfaccel.sources.class_folders(...), 0.2)"
     )
 
 

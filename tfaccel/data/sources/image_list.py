@@ -41,6 +41,7 @@ def image_list(
     *,
     root: str | os.PathLike | None = None,
     class_names: Sequence[str] | None = None,
+    group_column: str | None = None,
 ) -> ImageSource:
     """Lists the images that a file names, in its order.
 
@@ -59,10 +60,12 @@ def image_list(
       root: the folder in which relative paths start. The default is the file's own folder.
       class_names: all classes in order, for a test set that lacks some: `train.class_names`.
         Labels that are whole numbers are indices into it. The default is the classes of the file.
+      group_column: a column of the header, in any case, whose equal values are images that a split
+        keeps together, such as those of a patient. None: the source has no groups.
 
     Raises:
       UserError: the file is missing or empty, a line has another form, the first image is missing,
-        a path has two labels, or a class is not among `class_names`.
+        a path has two labels, a class is not among `class_names`, or there is no such column.
     """
     file = absolute(file)
     root = str(file.parent if root is None else absolute(root))
@@ -70,7 +73,7 @@ def image_list(
     first = next(lines, None)
     if first is None:
         raise UserError(f"image list {file} is empty; expected a path and a label on each line")
-    header = _header(file, first.removesuffix("\n"))
+    header = _header(file, first.removesuffix("\n"), group_column)
     lines = itertools.chain([first], lines)
     rows = _csv_rows(file, lines, *header) if header else _plain_rows(file, lines)
     listed = _listed(rows, root)
@@ -88,29 +91,33 @@ def image_list(
     labels, class_names = from_text(
         labels, name_of=lambda index: f"{file} line {numbers[index]}", class_names=class_names
     )
-    return ImageSource(Blobs(paths), labels, class_names)
+    groups = np.array(listed.groups) if group_column is not None else None
+    return ImageSource(Blobs(paths), labels, class_names, groups=groups)
 
 
 class _Listed(NamedTuple):
-    """The lines of the file, in some 90 bytes each: the number of the line, the whole path, the
-    path's hash, and the label; lines with equal labels share one string."""
+    """The lines of the file, in some 100 bytes each: the number of the line, the whole path, the
+    path's hash, the label, and the number of the group; lines with equal labels share one
+    string."""
 
     numbers: Sequence[int]
     paths: FileNames
     hashes: Sequence[int]
     labels: list[str]
+    groups: Sequence[int]
 
 
-def _listed(rows: Iterator[tuple[int, str, str]], root: str) -> _Listed:
-    growing, same, begin = GrowingFileNames(), {}, os.path.join(root, "")
-    found = _Listed(array.array("q"), FileNames.of(()), array.array("q"), [])
+def _listed(rows: Iterator[tuple[int, str, str, str]], root: str) -> _Listed:
+    growing, same, begin, known = GrowingFileNames(), {}, os.path.join(root, ""), {}
+    found = _Listed(array.array("q"), FileNames.of(()), array.array("q"), [], array.array("q"))
     while part := list(itertools.islice(rows, AT_A_TIME)):
-        numbers, paths, labels = zip(*part, strict=True)
+        numbers, paths, labels, groups = zip(*part, strict=True)
         paths = [path if path[0] == "/" else begin + path for path in paths]
         growing.add(paths)
         found.hashes.extend(map(hash, map(_normal, paths)))
         found.numbers.extend(numbers)
         found.labels.extend(same.setdefault(label, label) for label in labels)
+        found.groups.extend(known.setdefault(each, len(known)) for each in groups)
     return found._replace(paths=growing.done())
 
 
@@ -184,8 +191,10 @@ def _lines(file: pathlib.Path) -> Iterator[str]:
         raise UserError(f"image list {file} cannot be read ({cause}); {fix}") from None
 
 
-def _header(file: pathlib.Path, line: str) -> tuple[str, int, int] | None:
-    """Returns (delimiter, path's column, label's column), or None if the line is not a header."""
+def _header(
+    file: pathlib.Path, line: str, group_column: str | None
+) -> tuple[str, int, int, int | None] | None:
+    """Returns (delimiter, columns of path, label and group), or None if it is not a header."""
     for delimiter in DELIMITERS:
         try:
             columns = [each.strip() for each in next(csv.reader([line], delimiter=delimiter))]
@@ -203,12 +212,26 @@ def _header(file: pathlib.Path, line: str) -> tuple[str, int, int] | None:
                 f"{file} line 1 has the columns {', '.join(columns)}; expected one of "
                 f"{', '.join(PATH_COLUMNS)} and one of {', '.join(LABEL_COLUMNS)}: rename them"
             )
-        return delimiter, *found
+        if group_column is None:
+            return delimiter, *found, None
+        if group_column.lower() not in lower:
+            raise UserError(
+                f"group_column={group_column!r}, but {file} line 1 has the columns "
+                f"{', '.join(columns)}; give one of them"
+            )
+        return delimiter, *found, lower.index(group_column.lower())
+    if group_column is not None:
+        raise UserError(
+            f"group_column={group_column!r}, but {file} has no header; give it a first line with "
+            "the names of its columns, such as path,label,patient"
+        )
     return None
 
 
-def _csv_rows(file, lines, delimiter, path_column, label_column) -> Iterator[tuple[int, str, str]]:
-    least = max(path_column, label_column) + 1
+def _csv_rows(
+    file, lines, delimiter, path_column, label_column, group_column
+) -> Iterator[tuple[int, str, str, str]]:
+    least = max(path_column, label_column, group_column or 0) + 1
     for number, row in itertools.islice(_numbered(file, lines, delimiter), 1, None):
         pair = (row[path_column], row[label_column].strip()) if len(row) >= least else ("", "")
         # A path with a line end comes from a quote that is not closed.
@@ -217,7 +240,7 @@ def _csv_rows(file, lines, delimiter, path_column, label_column) -> Iterator[tup
                 f"{file} line {number} is {_line(file, number)!r}; expected a path in column "
                 f"{path_column + 1} and a label in column {label_column + 1}, as in the header"
             )
-        yield number, *pair
+        yield number, *pair, "" if group_column is None else row[group_column].strip()
 
 
 def _line(file: pathlib.Path, number: int) -> str:
@@ -240,7 +263,7 @@ def _numbered(file, lines, delimiter) -> Iterator[tuple[int, list[str]]]:
             ) from None
 
 
-def _plain_rows(file, lines) -> Iterator[tuple[int, str, str]]:
+def _plain_rows(file, lines) -> Iterator[tuple[int, str, str, str]]:
     for number, line in enumerate(lines, start=1):
         fields = line.rsplit(maxsplit=1)
         if len(fields) < 2 or not WHOLE_NUMBER.fullmatch(fields[1]):
@@ -248,4 +271,4 @@ def _plain_rows(file, lines) -> Iterator[tuple[int, str, str]]:
                 f"{file} line {number} is {line.rstrip()!r:.200}; expected a path, blanks and a "
                 "whole number, or on line 1 a header with the columns path and label"
             )
-        yield number, *fields
+        yield number, *fields, ""
