@@ -184,6 +184,27 @@ def test_a_network_that_does_not_lead_to_node_0_ends_both_launchers(two_networks
     assert f"node 0's launcher at {OTHER_ADDRESSES[0]}:29400 is lost: no answer for" in second
 
 
+@pytest.mark.slow
+def test_a_worker_with_an_address_of_the_wrong_network_is_named(two_networks, tmp_path):
+    workers = f"{ADDRESSES[0]}:20000,{OTHER_ADDRESSES[1]}:20000"
+    jobs = []
+    for node, host in enumerate(HOSTS):
+        command = [*("ip", "netns", "exec", host, sys.executable, "-m", "tfaccel"), *TRAIN]
+        command += [f"--workers={workers}", f"--worker-index={node}", f"--workdir={tmp_path}"]
+        with (tmp_path / f"host-{node}").open("w") as output:
+            jobs.append(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT))
+    try:
+        assert [each.wait(timeout=100) for each in jobs] == [1, 1], said(tmp_path)
+    finally:
+        for each in jobs:
+            each.kill()
+            each.wait()
+    first, second = said(tmp_path)
+    assert f"worker 1 has started, but cannot be reached at {OTHER_ADDRESSES[1]}:20000" in first
+    assert f"worker 0 ({ADDRESSES[0]}:20000) is lost" in second
+    assert "Traceback" not in first + second
+
+
 def doctor(node, addresses, **environment):
     """What doctor says on a host about the network of a job with these workers."""
     workers = [f"{each}:20000" for each in addresses]

@@ -16,7 +16,7 @@ from tfaccel.diagnostics.doctor.facts.network import read_network
 def root(tmp_path):
     """A host with everything that a card needs, but no card."""
     plant(tmp_path, {"dev/infiniband/uverbs0": "", "sys/module/nvidia_peermem/version": "580"})
-    plant(tmp_path, {"proc/self/status": "Name:\tpython\nCapEff:\t000001ffffffffff"})
+    plant(tmp_path, {"proc/self/status": "Name:\tpython\nCapEff:\t0000000000004000"})
     add_interface(tmp_path, "eth1", 3, mtu=9000)
     return tmp_path
 

@@ -180,6 +180,7 @@ INTERFACES = [
     (HOST, JOB, {"SOCKET_IFNAME": "=eth0", "SOCKET_FAMILY": "inet"}, "warning", "set AF_INET or"),
     (HOST, JOB, {"SOCKET_IFNAME": "=eth0", "SOCKET_FAMILY": "AF_INET6"}, "ok", "eth0 fd00::2"),
     (HOST, JOB, {"SOCKET_IFNAME": "=eth1", "SOCKET_FAMILY": "AF_INET6"}, "error", "no IP address"),
+    (HOST, JOB, {"SOCKET_IFNAME": "lo", "SOCKET_FAMILY": "AF_INET6"}, "error", "no IP address"),
     (HOST, None, {}, "ok", "eth0 10.0.0.2, eth1 10.1.0.2, NCCL's own choice"),
     (HOST, None, {"SOCKET_IFNAME": "lo"}, "ok", "; no other host can reach lo"),
     (Network((LO, ETH0)), JOB, {}, "ok", "eth0 10.0.0.2, NCCL's own choice"),

@@ -58,5 +58,5 @@ def nccl_settings(environment: Mapping[str, str], root: pathlib.Path = ROOT) -> 
 def _lines(file: pathlib.Path) -> Iterator[tuple[str, str]]:
     for line in text(file).splitlines():
         name, is_set, value = line.partition("=")
-        if is_set and not line.startswith("#"):
+        if is_set:  # a comment has another name
             yield name, value
