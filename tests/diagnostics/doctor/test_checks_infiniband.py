@@ -70,11 +70,11 @@ def test_a_sound_host_tells_its_ports_and_the_size_of_packets(root):
     add_port(root)
     found = examine(root)
     assert (found.status, found.fix) == ("ok", "")
-    assert found.found == (
-        "mlx5_0:1, RoCE, 400 Gb/sec (4X NDR); eth1 has MTU 9,000, so packets carry 4,096 bytes"
-    )
+    ports, packets = found.found.split("; ")
+    assert ports == "mlx5_0:1, RoCE, 400 Gb/sec (4X NDR)"
+    assert packets == "the MTU of eth1 is 9,000, so packets carry 4,096 bytes"
     add_interface(root, "eth1", 3, mtu=1500)
-    assert "MTU 1,500, so packets carry 1,024 bytes" in examine(root).found
+    assert "is 1,500, so packets carry 1,024 bytes" in examine(root).found
     (root / "sys/module/nvidia_peermem/version").unlink()
     (root / "sys/module/nvidia_peermem").rmdir()
     assert "nvidia_peermem is not loaded" in examine(root).found
@@ -134,11 +134,14 @@ def test_a_setting_that_leaves_ports_out_is_named(root, values, status, words):
     found = examine(root, **values)
     assert (found.status, bool(found.fix)) == (status, status != "ok")
     assert words in f"{found.found} {found.fix}"
+    named = {f"NCCL_{name}": Setting(f"NCCL_{name}", each) for name, each in values.items()}
+    assert infiniband.uses_cards(read_cards(root), named) == (status == "ok")
 
 
 def test_a_container_without_the_device_files_is_named(root):
     add_port(root)
     (root / "dev/infiniband/uverbs0").unlink()
+    assert not infiniband.uses_cards(read_cards(root), {})
     found = examine(root)
     assert (found.status, "--device=/dev/infiniband" in found.fix) == ("warning", True)
 
@@ -154,9 +157,14 @@ ENTRIES = [
     (TABLE, "4", "error", "this entry of mlx5_0:1 is empty"),
     (TABLE, "5", "error", "but mlx5_0:1 has only the entries 0 to 4"),
     (V1_ONLY, "0", "ok", "mlx5_0:1, RoCE"),  # there is none of version 2
-    (V1_ONLY, None, "warning", "no address of RoCE v2 with IPv4, which NCCL looks for"),
-    (TABLE[:2], None, "warning", "give eth1 an IPv4 address"),
-    ((*TABLE[:2], (IPV4, None)), None, "warning", "so it takes entry 0 (IB/RoCE v1)"),
+    (
+        V1_ONLY,
+        None,
+        "warning",
+        "no address of RoCE v2 with IPv4, which NCCL looks for, so it takes entry 1",
+    ),
+    (TABLE[:2], None, "warning", "entry 0 (IB/RoCE v1) give eth1 an IPv4 address"),
+    ((*TABLE[:2], (IPV4, None)), None, "warning", "so it takes entry 2 (of an unknown version)"),
     (TABLE, None, "ok", "mlx5_0:1, RoCE"),
 ]
 

@@ -79,6 +79,12 @@ def test_the_first_value_of_a_setting_counts_and_names_its_file(tmp_path):
     assert found["NCCL_DEBUG"].value == "INFO"
 
 
+def test_a_file_of_settings_that_is_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    found = setting_facts.nccl_settings({"NCCL_CONF_FILE": str(tmp_path / "pipe")}, tmp_path)
+    assert list(found) == ["NCCL_CONF_FILE"]
+
+
 def test_a_route_tells_the_address_that_packets_have():
     assert route("127.0.0.1") == {"routes": "127.0.0.1"}
     assert list(route("no.such.host.invalid")) == ["unknown"]
@@ -192,9 +198,17 @@ INTERFACES = [
 
 @pytest.mark.parametrize(("facts", "job", "values", "status", "words"), INTERFACES)
 def test_the_interface_of_nccl_is_told_and_judged(facts, job, values, status, words):
-    found = nccl_interface.check(facts, job, settings(**values), is_needed=True)
+    found = nccl_interface.check(facts, job, settings(**values), is_needed=True, uses_cards=False)
     assert (found.status, bool(found.fix)) == (status, status != "ok")
     assert words in f"{found.found} {found.fix}"
+
+
+def test_nccl_uses_one_interface_beside_cards():
+    found = nccl_interface.check(HOST, JOB, {}, is_needed=True, uses_cards=True)
+    assert found.found == "eth0 10.0.0.2, NCCL's own choice"
+    values = settings(SOCKET_IFNAME="=eth1")
+    found = nccl_interface.check(HOST, JOB, values, is_needed=True, uses_cards=True)
+    assert (found.status, "cannot be reached by eth1" in found.found) == ("warning", True)
 
 
 QUIET = [
@@ -207,7 +221,7 @@ QUIET = [
 
 @pytest.mark.parametrize(("values", "status"), QUIET)
 def test_where_no_job_uses_nccl_only_a_plain_mistake_has_a_line(values, status):
-    found = nccl_interface.check(HOST, None, settings(**values), is_needed=False)
+    found = nccl_interface.check(HOST, None, settings(**values), is_needed=False, uses_cards=False)
     assert (found.status if found else None) == status
 
 

@@ -120,15 +120,21 @@ def _folder(data: str | os.PathLike | None, *, quick: bool) -> pathlib.Path | No
 
 def _network(environment: Mapping[str, str], *, num_gpus: int) -> list[Finding]:
     """Checks what decides how this host reaches others. NCCL is for several GPUs of a job."""
-    facts, settings, workers = read_network(), nccl_settings(environment), _workers(environment)
+    facts, cards, settings = read_network(), read_cards(), nccl_settings(environment)
+    workers = _workers(environment)
     has_other_hosts = workers is not None and workers.has_other_hosts
     is_needed = num_gpus > 1 or (num_gpus == 1 and workers is not None)
     found = [
         network.check(facts, workers),
-        nccl_interface.check(facts, workers, settings, is_needed=is_needed),
+        nccl_interface.check(
+            facts,
+            workers,
+            settings,
+            is_needed=is_needed,
+            uses_cards=infiniband.uses_cards(cards, settings),
+        ),
     ]
     if is_needed:
-        cards = read_cards()
         found.append(infiniband.check(cards, facts, settings, has_other_hosts=has_other_hosts))
     found += settings_checks.check(settings, is_needed=is_needed, has_other_hosts=has_other_hosts)
     return [each for each in found if each]

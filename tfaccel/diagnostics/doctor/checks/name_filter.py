@@ -10,6 +10,8 @@ spaces, too (matchIfList in src/misc/utils.cc of NCCL).
 
 import re
 
+from tfaccel.diagnostics.doctor.facts.files import number
+
 
 class NameFilter:
     """A list of names."""
@@ -38,4 +40,4 @@ class NameFilter:
 def _entry(text: str) -> tuple[str, int | None]:
     name, _, rest = text.partition(":")
     port = rest.partition(":")[0]
-    return name, int(port) if port.isdigit() else None
+    return name, number(port) or None  # ports are counted from 1

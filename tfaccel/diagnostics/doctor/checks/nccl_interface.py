@@ -1,6 +1,6 @@
 """Checks which network interface NCCL uses.
 
-check(read_network(), workers, nccl_settings(os.environ), is_needed=True)
+check(read_network(), workers, nccl_settings(os.environ), is_needed=True, uses_cards=False)
 
 TensorFlow's workers and launchers reach each other at the workers' addresses. NCCL does not use
 these. It chooses an interface itself, and tells the other workers its address there.
@@ -30,6 +30,7 @@ def check(
     settings: Mapping[str, Setting],
     *,
     is_needed: bool,
+    uses_cards: bool,
 ) -> Finding | None:
     """Checks which interfaces NCCL uses for its connections; None if there is nothing to tell.
 
@@ -38,13 +39,15 @@ def check(
       workers: the hosts of the job; None if the environment names no job.
       settings: NCCL's settings.
       is_needed: whether a job on this machine would use NCCL.
+      uses_cards: whether data goes by InfiniBand or RoCE. NCCL then uses one interface, to connect;
+        by TCP it sends data over all of them.
     """
     setting, family = settings.get(IFNAME), settings.get(FAMILY)
     if setting and len(setting.value) < 2:
         setting = None  # NCCL does not count a single character
     faults = _values(setting, family)
     usable = [each for each in facts.interfaces if each.is_running and _address(each, family)]
-    used = chosen(usable, setting.value if setting else "")
+    used = chosen(usable, setting.value if setting else "")[: 1 if uses_cards else None]
     if not used and setting:
         faults.append(_none(facts, usable, setting, is_needed=is_needed))
     elif not used and is_needed:

@@ -6,6 +6,7 @@ check(nccl_settings(os.environ), is_needed=True, has_other_hosts=True)
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from tfaccel.diagnostics.doctor.facts.files import number
 from tfaccel.diagnostics.doctor.facts.nccl_settings import Setting
 from tfaccel.diagnostics.doctor.table import Finding, ok, warning
 
@@ -39,7 +40,7 @@ class Range(NamedTuple):
 
 
 RANGES = (
-    Range("NCCL_IB_TIMEOUT", 31, "the exponent N of 4.096 us * 2 ** N, and no seconds", 20),
+    Range("NCCL_IB_TIMEOUT", 31, "the exponent N of 4.096 us * 2 ** N, not seconds", 20),
     Range("NCCL_IB_RETRY_CNT", 7, "a number of retries", 7),
 )
 FORCED = ("NCCL_ALGO", "NCCL_PROTO")
@@ -73,7 +74,7 @@ def _ranges(settings: Mapping[str, Setting]) -> list[Finding]:
     found = []
     for each in RANGES:
         setting = settings.get(each.name)
-        if setting and setting.value.isdigit() and int(setting.value) > each.last:
+        if setting and number(setting.value) > each.last:
             said = f"{setting}: expected at most {each.last}, because it is {each.meaning}"
             fix = f"{setting.removal} (the default is {each.default}), or set a smaller number"
             found.append(warning(NAME, said, fix))

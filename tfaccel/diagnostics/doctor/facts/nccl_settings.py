@@ -7,6 +7,7 @@ NCCL reads the file that NCCL_CONF_FILE names, or else ~/.nccl.conf, and then /e
 first value of a name counts, and the environment comes first.
 """
 
+import os
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -56,7 +57,8 @@ def nccl_settings(environment: Mapping[str, str], root: pathlib.Path = ROOT) -> 
 
 
 def _lines(file: pathlib.Path) -> Iterator[tuple[str, str]]:
-    for line in text(file).splitlines():
+    # A pipe would wait for its writer.
+    for line in text(file).splitlines() if os.path.isfile(file) else ():
         name, is_set, value = line.partition("=")
         if is_set:  # a comment has another name
             yield name, value
