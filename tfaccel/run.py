@@ -192,6 +192,7 @@ class Run:
         )
         progress.beat("start")  # all workers have joined
         self.watchdog = Watchdog(self.cluster, peer_timeout_s=config.peer_timeout_s)
+        self.watchdog.check_reach()
         self._logged_ranges = set()  # pixel ranges
         self._warned_of = set()  # numbers of threads: most loaders of a run have the same
 

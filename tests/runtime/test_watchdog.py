@@ -126,6 +126,24 @@ def test_a_frozen_chief_is_named_and_ends_when_it_thaws(tmp_path):
         job.check_lost(1, seen_by=(0,))
 
 
+def test_a_worker_that_has_started_but_cannot_be_reached_is_named(monkeypatch):
+    asked = []
+
+    def ask(task, *, timeout_s):
+        asked.append(task)
+        if task.endswith("2") or len(asked) < 3:
+            raise tf.errors.UnavailableError(None, None, "No route to host\nmore")
+
+    monkeypatch.setattr(watchdog, "ask_worker", ask)
+    monkeypatch.setattr(watchdog, "REACH_S", 0.1)
+    monkeypatch.setattr(watchdog, "RETRY_S", 0.04)
+    watching = Watchdog(Cluster(("a:1", "b:1", "c:1"), worker_index=0))
+    with pytest.raises(WorkerLostError, match=r"worker 2 .* at c:1 \(No route to host\); see"):
+        watching.check_reach()
+    assert [each[-1] for each in asked[:4]] == ["1", "1", "1", "2"]  # the first answered late
+    Watchdog(Cluster()).check_reach()
+
+
 @pytest.mark.parametrize(
     ("trouble", "words"),
     [(None, "Socket closed"), (tf.errors.UnavailableError(None, None, ""), r"worker 0 \(a:1\)")],

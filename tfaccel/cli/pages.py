@@ -16,6 +16,7 @@ PAGES = {
     "attention": "step/attention/README.md",
     "several-gpus": "step/README.md",
     "several-hosts": "launch/README.md",
+    "network": "launch/NETWORK.md",
     "surviving": "training/README.md",
     "export": "export/README.md",
     "diagnostics": "diagnostics/README.md",

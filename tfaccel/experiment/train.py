@@ -146,7 +146,8 @@ def _finished(this_run: Run, workdir: pathlib.Path, config: Config) -> dict | No
       RunError: some workers see that it ended and others do not, and these would wait forever.
     """
     result = workdir_lib.finished(workdir, dataclasses.asdict(config))
-    seen = of_workers(np.array([result is not None]), this_run.strategy)
+    with this_run.watchdog.guard():  # of another worker that ended at its start
+        seen = of_workers(np.array([result is not None]), this_run.strategy)
     if seen.any() and not seen.all():
         raise RunError(
             f"some workers see the end of this run in {workdir}, and others do not; give all of "

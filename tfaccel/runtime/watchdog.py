@@ -38,6 +38,9 @@ RETRY_S = 1.0
 # off from the network is silent instead, and is lost after peer_timeout_s.
 GONE_AFTER_S = 3.0
 
+# All workers have started, so each should answer at once. A lost packet is sent again within this.
+REACH_S = 10.0
+
 # The errors that TensorFlow may raise in a worker when another is lost; the first three were seen
 # on the CPU. Each may have another cause, so the workers are asked before one is declared lost.
 LOSSES = (
@@ -71,6 +74,28 @@ class Watchdog:
             each for each in range(len(cluster.addresses)) if each != cluster.worker_index
         ]
         self._answered_at, self._given_up = {}, []
+
+    def check_reach(self) -> None:
+        """Asks each other worker once, at its address, when all have started.
+
+        Workers start as soon as all reach the chief. An address of a network that does not lead to
+        a worker would be noticed only in the first collective, with an error of TensorFlow.
+
+        Raises:
+          WorkerLostError: a worker does not answer.
+        """
+        for peer in self._peers:
+            ends = time.monotonic() + min(REACH_S, self._peer_timeout_s)
+            while trouble := self._trouble(peer):
+                if time.monotonic() > ends:
+                    progress.lost(peer)
+                    raise WorkerLostError(
+                        f"worker {peer} has started, but cannot be reached at "
+                        f"{self._cluster.addresses[peer]} ({_first_line(trouble)}); see its own "
+                        "log, and give it an address of a network that all hosts share (`tfaccel "
+                        "doctor` on each host shows them)"
+                    ) from trouble
+                time.sleep(RETRY_S)
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
@@ -150,3 +175,7 @@ class Watchdog:
             f"{silent}; this worker stops. See the lost worker's own log, and start all workers "
             "again: a single worker cannot rejoin"
         )
+
+
+def _first_line(error: tf.errors.OpError) -> str:
+    return error.message.strip().split("\n", 1)[0]

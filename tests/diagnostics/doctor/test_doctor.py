@@ -7,7 +7,7 @@ import sys
 import types
 
 import pytest
-from test_checks_gpus import H200
+from test_checks_gpus import H200, TWO
 
 from tfaccel.cli import main
 from tfaccel.diagnostics import doctor
@@ -116,6 +116,22 @@ def test_b15_direct_storage_has_a_line_in_json_where_there_is_a_gpu(monkeypatch,
     (line,) = [each for each in checks if each["name"] == "GDS"]
     assert (line["status"], line["fix"]) == ("ok", "")
     assert line["found"].startswith("GPUDirect Storage: ")
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_the_network_of_nccl_is_told_where_a_job_has_several_gpus(monkeypatch, num_gpus):
+    gpus = [dataclasses.asdict(each) for each in TWO[:num_gpus]]
+    links = [[0, 1, "NVLink"]] if num_gpus > 1 else []
+    driver = {"version": "580.95.05", "cuda": (13, 0)}
+    told = Answers({"driver": driver, "GPUs": {"gpus": gpus, "links": links}})
+    monkeypatch.setattr(doctor.child, "start", lambda *_, **__: Answer(told))
+    for name in ("CUDA_VISIBLE_DEVICES", "TF_CONFIG", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    names = [each.name for each in doctor.examine(quick=True).findings]
+    assert "network" in names
+    assert {"NCCL interface", "InfiniBand"} & set(names) == (
+        {"NCCL interface", "InfiniBand"} if num_gpus > 1 else set()
+    )
 
 
 @pytest.mark.slow

@@ -11,21 +11,39 @@ This process never imports TensorFlow.
 import contextlib
 import os
 import pathlib
+from collections.abc import Mapping
 
 from tfaccel.common.errors import UserError
 from tfaccel.common.local_path import local_path
-from tfaccel.diagnostics.doctor.checks import cuda, gpus, host, links, packages, variables
+from tfaccel.diagnostics.doctor.checks import (
+    cuda,
+    gpus,
+    host,
+    infiniband,
+    links,
+    nccl_interface,
+    network,
+    packages,
+    variables,
+)
+from tfaccel.diagnostics.doctor.checks import nccl_settings as settings_checks
 from tfaccel.diagnostics.doctor.facts import child
 from tfaccel.diagnostics.doctor.facts import host as host_facts
 from tfaccel.diagnostics.doctor.facts.disk import Reading
 from tfaccel.diagnostics.doctor.facts.gpus import from_answers, visible
+from tfaccel.diagnostics.doctor.facts.infiniband import read_cards
+from tfaccel.diagnostics.doctor.facts.nccl_settings import nccl_settings
+from tfaccel.diagnostics.doctor.facts.network import read_network
 from tfaccel.diagnostics.doctor.facts.packages import installed
+from tfaccel.diagnostics.doctor.facts.workers import Workers, hosts, workers_of
 from tfaccel.diagnostics.doctor.table import Finding, Table
+from tfaccel.runtime import cluster
 
 NVML_S = 10
 QUICK_NVML_S = 3
 TRIAL_S = 180  # the first start on a new GPU compiles kernels for a minute or more
 READING_S = 5
+NAME_SERVER_S = 5
 SKIPPED_BY_QUICK = "starting TensorFlow on the devices, loading the plugin (run without --quick)"
 NO_DATA = "disk speed of the data (pass --data=FOLDER)"
 
@@ -80,6 +98,7 @@ def examine(*, quick: bool = False, data: str | os.PathLike | None = None) -> Ta
         *gpus.check(visible_gpus, packages_found.build, own_pid=os.getpid(), engines=engines),
         links.nccl(visible_gpus, packages_found, answers),
         *filter(None, [links.nvlink(visible_gpus)]),
+        *_network(environment, num_gpus=len(visible_gpus.gpus)),
         *host.check(machine, num_gpus=len(visible_gpus.gpus)),
         *([_data(folder)] if folder else []),
         *variables.check(environment, len(all_gpus.gpus), num_visible=len(visible_gpus.gpus)),
@@ -97,6 +116,42 @@ def _folder(data: str | os.PathLike | None, *, quick: bool) -> pathlib.Path | No
     if not os.path.isdir(folder):  # also False for a folder that this user may not enter
         raise UserError(f"data {folder} is not a folder; pass the folder that holds the images")
     return folder
+
+
+def _network(environment: Mapping[str, str], *, num_gpus: int) -> list[Finding]:
+    """Checks what decides how this host reaches others. NCCL is for several GPUs of a job."""
+    facts, cards, settings = read_network(), read_cards(), nccl_settings(environment)
+    workers = _workers(environment)
+    has_other_hosts = workers is not None and workers.has_other_hosts
+    is_needed = num_gpus > 1 or (num_gpus == 1 and workers is not None)
+    found = [
+        network.check(facts, workers),
+        nccl_interface.check(
+            facts,
+            workers,
+            settings,
+            is_needed=is_needed,
+            uses_cards=infiniband.uses_cards(cards, settings),
+        ),
+    ]
+    if is_needed:
+        found.append(infiniband.check(cards, facts, settings, has_other_hosts=has_other_hosts))
+    found += settings_checks.check(settings, is_needed=is_needed, has_other_hosts=has_other_hosts)
+    return [each for each in found if each]
+
+
+def _workers(environment: Mapping[str, str]) -> Workers | None:
+    """Returns the hosts of the job in the environment; None if it names no job of several."""
+    try:
+        job = cluster.find(environment)
+    except UserError:
+        return None  # each run raises this error, and it says what is wrong
+    if job.num_workers == 1:
+        return None
+    own, others = hosts(job)
+    arguments = {"own": own, "others": others}
+    asked = child.start(f"{__name__}.facts.workers", arguments, seconds=NAME_SERVER_S)
+    return workers_of(job, asked.answers())
 
 
 def _data(folder: pathlib.Path) -> Finding:

@@ -16,6 +16,7 @@ from ctypes.util import find_library
 
 import psutil
 
+from tfaccel.diagnostics.doctor.facts.files import text
 from tfaccel.process.cache_folder import cache_folder
 from tfaccel.process.cgroups import cpu_quota, memory_rooms
 
@@ -96,18 +97,11 @@ def read_host(environment: Mapping[str, str]) -> Host:
     )
 
 
-def _text(file: pathlib.Path) -> str:
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return ""
-
-
 def _gpus_on_bus(devices: pathlib.Path = pathlib.Path("/sys/bus/pci/devices")) -> int:
     """Counts NVIDIA's (0x10de) display and 3D controllers (class 0x03)."""
     folders = devices.iterdir() if devices.is_dir() else ()
     return sum(
-        _text(each / "vendor") == "0x10de" and _text(each / "class").startswith("0x03")
+        text(each / "vendor") == "0x10de" and text(each / "class").startswith("0x03")
         for each in folders
     )
 
@@ -122,6 +116,6 @@ def _cufile(path: Sequence[str] | None = None) -> str | None:
 def _keras_backend(environment: Mapping[str, str]) -> str | None:
     home = pathlib.Path(environment.get("KERAS_HOME") or "~/.keras").expanduser()
     try:
-        return json.loads(_text(home / "keras.json")).get("backend")
+        return json.loads(text(home / "keras.json")).get("backend")
     except (ValueError, AttributeError):
         return None  # no such file, or no such settings
