@@ -38,7 +38,8 @@ RETRY_S = 1.0
 # off from the network is silent instead, and is lost after peer_timeout_s.
 GONE_AFTER_S = 3.0
 
-# All workers have started, so each should answer at once. A lost packet is sent again within this.
+# All workers have started, so an address that refuses or that no route leads to is wrong. A lost
+# packet is sent again within this time.
 REACH_S = 10.0
 
 # The errors that TensorFlow may raise in a worker when another is lost; the first three were seen
@@ -85,9 +86,12 @@ class Watchdog:
           WorkerLostError: a worker does not answer.
         """
         for peer in self._peers:
-            ends = time.monotonic() + min(REACH_S, self._peer_timeout_s)
+            began = time.monotonic()
             while trouble := self._trouble(peer):
-                if time.monotonic() > ends:
+                # A silent worker may be frozen for a while, as in training.
+                is_silent = isinstance(trouble, tf.errors.DeadlineExceededError)
+                limit_s = self._peer_timeout_s if is_silent else min(REACH_S, self._peer_timeout_s)
+                if time.monotonic() - began > limit_s:
                     progress.lost(peer)
                     raise WorkerLostError(
                         f"worker {peer} has started, but cannot be reached at "
