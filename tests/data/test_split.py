@@ -135,10 +135,10 @@ def test_a_column_of_a_list_has_the_groups(tmp_path):
     assert len(validation) == 30
     assert not numbers & set((train.groups).tolist())
     assert image_list(file).groups is None
-    with pytest.raises(UserError, match=r"'nurse', but .* has the columns path, label, Patient"):
+    with pytest.raises(UserError, match=r"'nurse', but .* the columns path, label, Patient;"):
         image_list(file, group_column="nurse")
     file.write_text("0.jpg 0\n")
-    with pytest.raises(UserError, match="has no header; give it a first line"):
+    with pytest.raises(UserError, match="has no such column; expected a header"):
         image_list(file, group_column="patient")
 
 

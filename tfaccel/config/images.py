@@ -212,6 +212,13 @@ class DataConfig(ImageConfig):
     """The fold to test on, from 0 on."""
     split_seed: int = 0
     """Another number makes another validation part, or other folds."""
+    images: str = ""
+    """For "csv": the folder below root in which the paths of the lists start. "" is the folder of
+    each list."""
+    path_column: str | None = None
+    """For "csv": the column that has the paths. None: path, filename, image, file or similar."""
+    label_column: str | None = None
+    """For "csv": the column that has the labels. None: label, class, category or target."""
     group_column: str | None = None
     """For "csv" with validation_split or num_folds: a column, e.g. patient. Images with an equal
     value stay together, in training or in validation."""
@@ -244,7 +251,8 @@ class DataConfig(ImageConfig):
             check_text(name, getattr(self, name), expected="a path below root, or '.' for root")
         for name in ("image_key", "label_key", "image_ext", "label_ext"):
             check_text(name, getattr(self, name), expected="a name that the shards use")
-        own = {"pairs": ("targets",), "csv": ("group_column",)}
+        of_lists = ("images", "path_column", "label_column", "group_column")
+        own = {"pairs": ("targets",), "csv": of_lists}
         check_only_with(self, "source", SOURCE_ARGUMENTS | own)
         self._check_split()
         for name in ("train_targets", "test_targets"):
@@ -281,7 +289,7 @@ class DataConfig(ImageConfig):
                     f"{name}={getattr(self, name)!r} has no effect without {needed}; set one, or "
                     f"remove {name}"
                 )
-        for name in ("group_column", "group_pattern"):
+        for name in ("path_column", "label_column", "group_column", "group_pattern"):
             if getattr(self, name) is not None:
                 check_text(name, getattr(self, name), expected="a text, or None")
         if self.group_column is not None and self.group_pattern is not None:

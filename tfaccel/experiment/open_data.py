@@ -4,6 +4,7 @@ train = open_loader(run, config, "train")
 """
 
 import dataclasses
+import pathlib
 from collections.abc import Sequence
 
 from tfaccel.config import SOURCE_ARGUMENTS, Config, DataConfig, ImageConfig
@@ -57,7 +58,9 @@ def _whole(data: DataConfig, split: str, class_names: Sequence[str] | None):
     if class_names:
         arguments["class_names"] = class_names
     if data.source == "csv":
-        arguments["group_column"] = data.group_column
+        columns = ("path_column", "label_column", "group_column")
+        arguments |= {name: getattr(data, name) for name in columns}
+        arguments["root"] = pathlib.Path(data.root) / data.images if data.images else None
     return _BY_NAME[data.source](where, **arguments)
 
 

@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from tfaccel import UserError
@@ -87,6 +89,45 @@ def test_names_the_line_at_fault(listed, text, words):
         listed(text)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("header", "settings"),
+    [
+        ("image_id,target,other", {}),
+        ("ID;Category;other", {}),
+        ("photo,species,label", {"path_column": "Photo", "label_column": "species"}),
+        ("path,species,image", {"label_column": "species"}),
+    ],
+)
+def test_columns_may_have_other_names(listed, header, settings):
+    delimiter = ";" if ";" in header else ","
+    rows = [delimiter.join(each) for each in (("c/0.png", "a", "x"), ("c/2.png", "b", "y"))]
+    source = listed("\n".join([header, *rows]), **settings)
+    assert source.class_names == ("a", "b")
+    assert [name[-5:] for name in source.images.files] == ["0.png", "2.png"]
+
+
+def test_a_column_that_is_not_there_is_answered_with_those_that_are(listed):
+    for name in ("path_column", "label_column"):
+        words = rf"{name}='photo', but .* line 1 has the columns path, label; give one of them"
+        with pytest.raises(UserError, match=words):
+            listed("path,label\nc/0.png,0\n", **{name: "photo"})
+
+
+def test_paths_without_a_suffix_get_that_of_the_first_image(listed, tmp_path, caplog):
+    caplog.set_level("INFO", "tfaccel")
+    source = listed("image_id,label\nc/0,0\nc/1 b.png,1\nc/2,0\n")
+    assert [os.path.basename(each) for each in source.images.files] == [
+        "0.png",
+        "1 b.png",
+        "2.png",
+    ]
+    assert "without a suffix get .png" in caplog.text
+    with pytest.raises(UserError, match=r"c/9 does not exist"):
+        listed("image_id,label\nc/9,0\n")
+    (tmp_path / "c" / "no suffix").touch()  # a file that is there stays as it is
+    assert listed("image_id,label\nc/no suffix,0\n").images.files[0].endswith("no suffix")
 
 
 def test_other_columns_may_have_several_lines(listed):

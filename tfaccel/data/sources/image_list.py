@@ -16,7 +16,7 @@ import itertools
 import logging
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,9 +28,14 @@ from tfaccel.data.source import Blobs, ImageSource
 from tfaccel.data.sources.compression import compression_of
 from tfaccel.data.sources.labels import OWN_DATA, WHOLE_NUMBER, from_text
 from tfaccel.data.sources.paths import absolute, nearest
+from tfaccel.data.sources.pillow import IMAGE_SUFFIXES
 
-PATH_COLUMNS = ("path", "filename", "image", "file")  # names in a header, in any case
-LABEL_COLUMNS = ("label", "class")
+# Names in a header, in any case. Of several, the first one here counts.
+PATH_COLUMNS = (
+    *("path", "filename", "image", "file", "image_path", "file_path", "filepath", "file_name"),
+    *("image_name", "image_id", "img", "id"),
+)
+LABEL_COLUMNS = ("label", "class", "class_name", "category", "target")
 DELIMITERS = "\t;,"
 
 log = logging.getLogger("tfaccel")
@@ -42,6 +47,8 @@ def image_list(
     root: str | os.PathLike | None = None,
     class_names: Sequence[str] | None = None,
     group_column: str | None = None,
+    path_column: str | None = None,
+    label_column: str | None = None,
 ) -> ImageSource:
     """Lists the images that a file names, in its order.
 
@@ -54,14 +61,16 @@ def image_list(
 
     Args:
       file: a text file in UTF-8, in one of two forms. With a header, its columns are separated by
-        commas, semicolons or tabs. It has a path (path, filename, image or file) and a label (label
-        or class); other columns are ignored. Without a header, each line has a path, blanks, and a
-        whole number.
+        commas, semicolons or tabs. It has a path and a label in columns of PATH_COLUMNS and
+        LABEL_COLUMNS; other columns are ignored. Without a header, each line has a path, blanks,
+        and a whole number. Paths may lack the suffix, such as .jpg, if all have the same one.
       root: the folder in which relative paths start. The default is the file's own folder.
       class_names: all classes in order, for a test set that lacks some: `train.class_names`.
         Labels that are whole numbers are indices into it. The default is the classes of the file.
       group_column: a column of the header, in any case, whose equal values are images that a split
         keeps together, such as those of a patient. None: the source has no groups.
+      path_column: the column of the header that has the paths; None for one of PATH_COLUMNS.
+      label_column: the column that has the labels; None for one of LABEL_COLUMNS.
 
     Raises:
       UserError: the file is missing or empty, a line has another form, the first image is missing,
@@ -73,7 +82,12 @@ def image_list(
     first = next(lines, None)
     if first is None:
         raise UserError(f"image list {file} is empty; expected a path and a label on each line")
-    header = _header(file, first.removesuffix("\n"), group_column)
+    asked = {
+        "path_column": path_column,
+        "label_column": label_column,
+        "group_column": group_column,
+    }
+    header = _header(file, first.removesuffix("\n"), asked)
     lines = itertools.chain([first], lines)
     rows = _csv_rows(file, lines, *header) if header else _plain_rows(file, lines)
     listed = _listed(rows, root)
@@ -83,7 +97,7 @@ def image_list(
     if not os.path.isfile(paths[0]):
         raise UserError(
             f"{file} line {numbers[0]}: {paths[0]} does not exist; relative paths start in {root}: "
-            "give another folder as root="
+            "give another folder as root= (--config.data.images)"
         )
     in_order = np.sort(listed.hashes)
     if (in_order[1:] == in_order[:-1]).any():
@@ -113,12 +127,31 @@ def _listed(rows: Iterator[tuple[int, str, str, str]], root: str) -> _Listed:
     while part := list(itertools.islice(rows, AT_A_TIME)):
         numbers, paths, labels, groups = zip(*part, strict=True)
         paths = [path if path[0] == "/" else begin + path for path in paths]
+        if not found.numbers:
+            suffix = _lacking(paths[0])
+        if suffix:
+            paths = [path if _has_suffix(path) else path + suffix for path in paths]
         growing.add(paths)
         found.hashes.extend(map(hash, map(_normal, paths)))
         found.numbers.extend(numbers)
         found.labels.extend(same.setdefault(label, label) for label in labels)
         found.groups.extend(known.setdefault(each, len(known)) for each in groups)
     return found._replace(paths=growing.done())
+
+
+def _has_suffix(path: str) -> bool:
+    return os.path.splitext(path)[1].lower() in IMAGE_SUFFIXES
+
+
+def _lacking(path: str) -> str:
+    """Returns the suffix with which the first image exists, if its path lacks one; else ""."""
+    if _has_suffix(path) or os.path.isfile(path):
+        return ""
+    suffixes = (*IMAGE_SUFFIXES, *map(str.upper, IMAGE_SUFFIXES))
+    found = next((each for each in suffixes if os.path.isfile(path + each)), "")
+    if found:
+        log.info("data: paths of the list without a suffix get %s, as %s has it", found, path)
+    return found
 
 
 def _normal(path: str) -> str:
@@ -192,38 +225,50 @@ def _lines(file: pathlib.Path) -> Iterator[str]:
 
 
 def _header(
-    file: pathlib.Path, line: str, group_column: str | None
+    file: pathlib.Path, line: str, asked: Mapping[str, str | None]
 ) -> tuple[str, int, int, int | None] | None:
-    """Returns (delimiter, columns of path, label and group), or None if it is not a header."""
+    """Returns (delimiter, columns of path, label and group), or None if it is not a header.
+
+    Args:
+      file: the file, for messages.
+      line: its first line.
+      asked: the names of the columns, if they are given: path_column, label_column, group_column.
+    """
+    usual = {"path_column": PATH_COLUMNS, "label_column": LABEL_COLUMNS, "group_column": ()}
+    wanted = {
+        each: usual[each] if name is None else (name.strip().lower(),)
+        for each, name in asked.items()
+    }
+    named = [each for each, name in asked.items() if name is not None]
     for delimiter in DELIMITERS:
         try:
             columns = [each.strip() for each in next(csv.reader([line], delimiter=delimiter))]
         except csv.Error:  # the line is longer than any header
             return None
         lower = [each.lower() for each in columns]
-        found = [
-            next((lower.index(name) for name in names if name in lower), None)
-            for names in (PATH_COLUMNS, LABEL_COLUMNS)
-        ]
-        if found == [None, None]:
+        found = {
+            each: next((lower.index(name) for name in names if name in lower), None)
+            for each, names in wanted.items()
+        }
+        if all(each is None for each in found.values()):
             continue
-        if None in found:
+        for each in named:
+            if found[each] is None:
+                raise UserError(
+                    f"{each}={asked[each]!r}, but {file} line 1 has the columns "
+                    f"{', '.join(columns)}; give one of them"
+                )
+        if found["path_column"] is None or found["label_column"] is None:
             raise UserError(
                 f"{file} line 1 has the columns {', '.join(columns)}; expected one of "
-                f"{', '.join(PATH_COLUMNS)} and one of {', '.join(LABEL_COLUMNS)}: rename them"
+                f"{', '.join(PATH_COLUMNS)} and one of {', '.join(LABEL_COLUMNS)}: give "
+                "path_column and label_column, or rename them"
             )
-        if group_column is None:
-            return delimiter, *found, None
-        if group_column.lower() not in lower:
-            raise UserError(
-                f"group_column={group_column!r}, but {file} line 1 has the columns "
-                f"{', '.join(columns)}; give one of them"
-            )
-        return delimiter, *found, lower.index(group_column.lower())
-    if group_column is not None:
+        return delimiter, *found.values()
+    if named:
         raise UserError(
-            f"group_column={group_column!r}, but {file} has no header; give it a first line with "
-            "the names of its columns, such as path,label,patient"
+            f"{named[0]}={asked[named[0]]!r}, but {file} line 1 has no such column; expected a "
+            "header with the names of the columns, such as path,label,patient"
         )
     return None
 
