@@ -46,7 +46,8 @@ def test_no_word_is_explained_away_that_exists():
         ("train_images.flip", "did you mean 'train_images.horizontal_flip'?"),
         ("test_images.crop_aera", "did you mean 'test_images.crop_area'?"),
         ("train.warmup_epoch", "did you mean 'train.warmup_epochs'?"),
-        ("model.freeze", "layer.trainable = False"),
+        ("model.unfreeze", "'model.freeze' freezes layers for a whole run"),
+        ("model.linear_probe", "did you mean 'model.freeze' (backbone)?"),
         ("data.val_split", "did you mean 'data.validation_split'?"),
         ("train.resume", "flag of the command: --resume"),
         ("train.output_dir", "flag of the command: --workdir"),
@@ -64,7 +65,7 @@ def test_a_wrong_field_is_answered_with_the_right_one_or_the_truth(written, said
     [
         ("train", "lr", "config.train has no field 'lr'; did you mean 'learning_rate'?"),
         ("train", "batch_size", "did you mean 'data.global_batch_size'?"),
-        ("model", "freeze", "layer.trainable = False"),
+        ("model", "unfreeze", "layer.trainable in a Keras"),
         ("checkpoint", "seed", "did you mean 'runtime.seed'?"),
     ],
 )
@@ -84,7 +85,8 @@ CALLS = [
     (["train", "--batch-size=32"], "did you mean --config.data.global_batch_size?"),
     (["train", "--img_size=64"], "did you mean --config.data.image_size?"),
     (["train", "--fp16"], "did you mean --config.runtime.precision (mixed_float16)?"),
-    (["train", "--freeze"], "layer.trainable = False"),
+    (["train", "--freeze"], "did you mean --config.model.freeze?"),
+    (["train", "--unfreeze"], "layer.trainable in a Keras"),
     (["train", "--name=a"], "--workdir=runs/NAME"),
     (["train", "--output_dir=a"], "did you mean --workdir?"),
     (["train", "--project=a"], "did you mean --workdir?"),

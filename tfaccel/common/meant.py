@@ -71,6 +71,8 @@ SYNONYMS = {
     "model.name": "arch model architecture backbone model_name net network base_model",
     "model.weights": "pretrained weights_path init_from checkpoint_path initial_checkpoint "
     "finetune_from pretrained_weights load_weights pretrained_path from_pretrained",
+    "model.freeze": "freeze_layers frozen frozen_layers",
+    "model.freeze=backbone": "freeze_backbone freeze_base linear_probe",
     "model.num_outputs": "num_classes nc n_classes num_labels classes",
     "step.accumulation_steps": "accum accumulate accum_iter grad_accum grad_accum_steps "
     "gradient_accumulation_steps accumulate_grad_batches grad_accumulation",
@@ -127,10 +129,9 @@ FLAG_OF = {
 
 # Answers to names for which there is no field.
 TRUTHS = {
-    "freeze freeze_backbone freeze_layers frozen trainable fine_tune finetune unfreeze "
-    "freeze_base linear_probe freeze_bn": (
-        "; a config trains all layers. To freeze layers, set layer.trainable = False in a Keras "
-        "script before run.compile (`tfaccel help transfer`)"
+    "trainable fine_tune finetune unfreeze freeze_bn": (
+        "; 'model.freeze' freezes layers for a whole run. To thaw some later, set layer.trainable "
+        "in a Keras script before run.compile (`tfaccel help transfer`)"
     ),
     "name": (
         "; the architecture is 'model.name' (--config.model.name), and the name of a run is that "

@@ -42,6 +42,10 @@ class ModelConfig:
     """Order of the colour channels on which `weights` were trained: "rgb" or "bgr". Keras's own
     files for ResNet50 and VGG16 are "bgr". For "bgr", the channels of the first convolution are
     reversed, so that the model takes RGB and its outputs stay the same."""
+    freeze: Sequence[str] | None = None
+    """Names of layers that are not trained. "*" stands for any letters. "backbone" stands for all
+    layers but the last one with weights, so that only a new head is trained on `weights`. A frozen
+    batch normalization keeps its statistics. None trains all layers."""
     float32_layers: Sequence[str] | None = None
     """Names of layers that compute in float32 whatever the precision, such as a layer that
     overflows in float16. "*" stands for any letters. None means no layers."""
@@ -57,7 +61,8 @@ class ModelConfig:
             raise UserError(
                 f"weights_order={self.weights_order!r} without weights; set weights or remove it"
             )
-        object.__setattr__(self, "float32_layers", _layer_names(self.float32_layers))
+        for name in ("freeze", "float32_layers"):
+            object.__setattr__(self, name, _layer_names(name, getattr(self, name)))
 
 
 @documented
@@ -296,13 +301,13 @@ class StepConfig:
         return any((self.label_smoothing, self.mixup_alpha, self.cutmix_alpha))
 
 
-def _layer_names(value) -> tuple[str, ...] | None:
+def _layer_names(name: str, value) -> tuple[str, ...] | None:
     if value is None:
         return None
     # From the command line: --config.model.float32_layers=conv5_*,predictions
     names = [each.strip() for each in value.split(",")] if isinstance(value, str) else value
     if not isinstance(names, Sequence) or not all(each and isinstance(each, str) for each in names):
-        raise UserError(f"float32_layers={value!r}; expected names of layers, e.g. conv5_*,logits")
+        raise UserError(f"{name}={value!r}; expected names of layers, e.g. conv5_*,logits")
     return tuple(names)
 
 

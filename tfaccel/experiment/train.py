@@ -23,6 +23,7 @@ from tfaccel.data.distribute import Loader, check_same_classes
 from tfaccel.data.images import ImageData
 from tfaccel.experiment import models, recipe, tasks
 from tfaccel.experiment.fit import fit
+from tfaccel.experiment.models.frozen import freeze
 from tfaccel.experiment.models.weights import begin_from
 from tfaccel.experiment.open_data import open_loader
 from tfaccel.export.at_start import check_at_start
@@ -279,6 +280,10 @@ def make_model(this_run: Run, config: Config, *, num_outputs: int) -> keras.Mode
             _warn_of_pixels(config)
         if config.model.float32_layers:
             model = with_float32_layers(model, config.model.float32_layers)
+        if config.model.freeze:
+            freeze(model, config.model.freeze)
+            if config.model.weights is None:
+                log.warning("model: frozen layers stay random, because there are no weights")
     return model
 
 

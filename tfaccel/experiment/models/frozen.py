@@ -1,0 +1,56 @@
+"""Freezes layers of a model by name, so that training leaves their weights as they are.
+
+    freeze(model, ("backbone",))            # all layers but the last one with weights, the head
+    freeze(model, ("conv1_*", "conv2_*"))   # "*" stands for any letters
+
+A frozen batch normalization uses its moving statistics, also in training.
+"""
+
+import fnmatch
+import math
+from collections.abc import Sequence
+
+import keras
+
+from tfaccel.common.errors import UserError, did_you_mean
+from tfaccel.common.run_log import summary
+from tfaccel.keras_internals.layers import layers_of
+
+BACKBONE = "backbone"
+
+
+def freeze(model: keras.Model, names: Sequence[str]) -> None:
+    """Makes layers untrainable.
+
+    Args:
+      model: a built model, not compiled yet.
+      names: names of layers, also of layers in inner models; BACKBONE for all layers but the last
+        one that has weights.
+
+    Raises:
+      UserError: no layer has one of the names, or no weight would be left to train.
+    """
+    layers = [each for each in layers_of(model, include_self=False) if each.weights]
+    known = [each.name for each in layers]
+    for name in names:
+        chosen = [each for each in layers if fnmatch.fnmatchcase(each.name, name)]
+        if not chosen and name == BACKBONE:
+            chosen = [each for each in model.layers if each.weights][:-1]
+        if not chosen:
+            raise UserError(
+                f"model.freeze: {model.name} has no layer {name!r} with weights"
+                f"{did_you_mean(name, known)}"
+            )
+        for each in chosen:
+            each.trainable = False
+    trained, whole = (_num_values(each) for each in (model.trainable_weights, model.weights))
+    if not trained:
+        raise UserError(
+            f"model.freeze={','.join(names)} leaves no weight of {model.name} to train; freeze "
+            "fewer layers"
+        )
+    summary("model: %s of %s parameters are frozen", f"{whole - trained:,}", f"{whole:,}")
+
+
+def _num_values(weights: Sequence[keras.Variable]) -> int:
+    return sum(math.prod(each.shape) for each in weights)
