@@ -8,19 +8,23 @@ import pytest
 from tfaccel.common.errors import RunError
 from tfaccel.config import Config, DataConfig, ModelConfig, TrainConfig
 from tfaccel.experiment import train
+from tfaccel.runtime.cluster import Cluster
 from tfaccel.runtime.devices import Device
+from tfaccel.runtime.watchdog import Watchdog
+
+
+ALONE = types.SimpleNamespace(strategy=None, watchdog=Watchdog(Cluster()))  # of a run
 
 
 def test_workers_that_do_not_all_see_the_end_of_a_run_end(monkeypatch, tmp_path):
     monkeypatch.setattr(train, "of_workers", lambda own, strategy: np.array([own, [True]]))
-    this_run = types.SimpleNamespace(strategy=None)
     with pytest.raises(RunError, match=r"some workers see the end of this run in .*others do not"):
-        train._finished(this_run, tmp_path, Config())
+        train._finished(ALONE, tmp_path, Config())
 
 
 def test_what_is_not_finished_goes_on(monkeypatch, tmp_path):
     monkeypatch.setattr(train, "of_workers", lambda own, strategy: np.array([own, own]))
-    assert train._finished(types.SimpleNamespace(strategy=None), tmp_path, Config()) is None
+    assert train._finished(ALONE, tmp_path, Config()) is None
 
 
 @pytest.mark.parametrize(
