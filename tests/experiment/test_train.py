@@ -12,7 +12,6 @@ from tfaccel.runtime.cluster import Cluster
 from tfaccel.runtime.devices import Device
 from tfaccel.runtime.watchdog import Watchdog
 
-
 ALONE = types.SimpleNamespace(strategy=None, watchdog=Watchdog(Cluster()))  # of a run
 
 

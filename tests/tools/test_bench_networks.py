@@ -145,6 +145,7 @@ def test_no_name_of_a_row_begins_with_another(bench):
 @pytest.mark.parametrize("tiny", [False, True])
 def test_each_network_has_a_row_whose_sides_have_the_same_work(bench, tiny):
     from bench_arms import networks
+    from bench_arms.rows import OF_LAUNCHES
 
     rows = network_rows(bench, tiny=tiny)
     seen = []
@@ -156,13 +157,16 @@ def test_each_network_has_a_row_whose_sides_have_the_same_work(bench, tiny):
         }
         assert len(work) == 1
         seen.append(arms[0]["network"])
-        assert {each["mode"] for each in row.rivals.values()} == {"default", "max-autotune"}
+        graphs = {"reduce-overhead"} if seen[-1] in OF_LAUNCHES else set()
+        modes = {"default", "max-autotune"} | graphs
+        assert {each["mode"] for each in row.rivals.values()} == modes
         assert {*row.ours} == {"mixed_bfloat16", "mixed_float16"}
         assert ("gpu" in row.needs) is not tiny
         assert "torch" in row.needs
         ours = bench.with_work(row, bench.parse(["--batch=3"])).ours["mixed_float16"]
         assert ours["batch"] == networks.find(arms[0]["network"], tiny=tiny).batch
     assert sorted(seen) == sorted(networks.NETWORKS)
+    assert set(OF_LAUNCHES) < set(seen)
 
 
 def test_both_sides_have_each_network(bench):
