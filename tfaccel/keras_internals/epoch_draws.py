@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from tfaccel.keras_internals.datasets import operations_of
+from tfaccel.keras_internals.rank_order import in_rank_order
 
 # TensorFlow's random operations whose names do not begin with Random.
 _DRAW = {"Multinomial", "TruncatedNormal", "ParameterizedTruncatedNormal"}
@@ -58,7 +59,8 @@ class Stream:
         self._num_batches, self._strategy = num_batches, strategy
         if num_batches is None:
             dataset = dataset.enumerate().map(_with_number)
-        self._repeated = strategy.experimental_distribute_dataset(dataset.repeat(), options)
+        dataset = in_rank_order(dataset.repeat(), strategy)
+        self._repeated = strategy.experimental_distribute_dataset(dataset, options)
         self._pass = None
 
     @property

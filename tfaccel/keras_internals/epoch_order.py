@@ -39,6 +39,7 @@ from tfaccel.keras_internals import epoch_draws, launches
 from tfaccel.keras_internals.model_view import has_eager_steps_of_keras
 from tfaccel.keras_internals.one_replica import without_strategy
 from tfaccel.keras_internals.patching import patched
+from tfaccel.keras_internals.rank_order import in_rank_order
 from tfaccel.keras_internals.seeds import global_seed
 
 log = logging.getLogger("tfaccel")
@@ -170,9 +171,10 @@ class _InOrder(DataAdapter):
 
     def get_tf_dataset(self) -> "_Passes":
         """Returns the batches of every replica. Each pass sets its order when it begins."""
-        dataset = self._dataset()
+        strategy = self._order.trained.distribute_strategy
+        dataset = in_rank_order(self._dataset(), strategy)
         gather = self._gathering(dataset.element_spec)
-        distribute = self._order.trained.distribute_strategy.experimental_distribute_dataset
+        distribute = strategy.experimental_distribute_dataset
         dataset = distribute(dataset, launches.on_host(gather))
         return self._passes(dataset.element_spec, _without_reader(dataset.__iter__), gather)
 
