@@ -134,7 +134,6 @@ def _groups(names: Sequence[bytes], pattern: str) -> np.ndarray:
 def _of_examples(keys: np.ndarray, labels: np.ndarray, shares: Sequence[float]) -> np.ndarray:
     """Deals the examples class by class, in the order of their keys."""
     parts, before = np.zeros(len(keys), np.int64), 0
-    ends = np.cumsum(shares)
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
         members = members[np.argsort(keys[members], kind="stable")]
@@ -144,7 +143,7 @@ def _of_examples(keys: np.ndarray, labels: np.ndarray, shares: Sequence[float]) 
             held = min(held, len(members) - 1)  # training sees each class
             own = (np.arange(len(members)) < held).astype(np.int64)
         else:
-            own = (before + np.arange(len(members))) % len(ends)
+            own = (before + np.arange(len(members))) % len(shares)
         parts[members] = own
         before += len(members)
     return parts

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import keras
 from keras import ops
 
+from tfaccel.training.losses import labels_of, weights_of
+
 # The smallest error that counts. A perfect image has an infinite ratio, which would hide the others
 # in the mean, so it counts as 100 dB. An error of half an 8-bit grey level in every pixel is 54 dB.
 LEAST_MSE = 1e-10
@@ -84,19 +86,12 @@ class MeanIoU(keras.metrics.Metric):
 
         An image of sample weight 0 does not count; other weights multiply its pixels.
         """
-        labels = ops.cast(y_true, "int32")
-        if len(labels.shape) == len(y_pred.shape):
-            labels = ops.squeeze(labels, axis=-1)
+        labels, valid = labels_of(y_true, y_pred, self.ignore_class)
         classes = ops.arange(self.num_classes, dtype="int32")
         wanted = labels[..., None] == classes
         found = ops.cast(ops.argmax(y_pred, axis=-1), "int32")[..., None] == classes
-        weight = ops.ones_like(labels, dtype="float32")
-        if self.ignore_class is not None:
-            weight = ops.cast(labels != self.ignore_class, "float32")
-        if sample_weight is not None:
-            rows = ops.cast(sample_weight, "float32")
-            missing = len(weight.shape) - len(rows.shape)
-            weight = weight * ops.reshape(rows, (*ops.shape(rows), *[1] * missing))
+        valid = ops.ones_like(labels) if valid is None else valid
+        weight = weights_of(ops.cast(valid, "float32"), sample_weight)
         axes = tuple(range(len(labels.shape)))
         for variable, pixels in (
             (self.both, wanted & found),
@@ -135,10 +130,9 @@ class PixelAccuracy(keras.metrics.SparseCategoricalAccuracy):
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         """Adds the pixels of some masks, [rows, height, width, 1], and of their logits."""
-        weight = ops.cast(y_true[..., 0] != self.ignore_class, "float32")
-        if sample_weight is not None:
-            weight = weight * ops.cast(sample_weight, "float32")[:, None, None]
-        return super().update_state(y_true, y_pred, weight)
+        labels, valid = labels_of(y_true, y_pred, self.ignore_class)
+        weight = weights_of(ops.cast(valid, "float32"), sample_weight)
+        return super().update_state(labels, y_pred, weight)
 
     def get_config(self) -> dict:
         """Returns the arguments of the constructor."""

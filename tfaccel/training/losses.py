@@ -57,9 +57,9 @@ class Crossentropy(keras.losses.Loss):
         if self.of_probabilities:
             weight = self._weights_of_probabilities(y_true)
         else:
-            y_true, valid = _labels(y_true, y_pred, self.ignore_class)
+            y_true, valid = labels_of(y_true, y_pred, self.ignore_class)
             weight = self._weights_of(y_true, valid)
-        return super().__call__(y_true, y_pred, _times(weight, sample_weight))
+        return super().__call__(y_true, y_pred, weights_of(weight, sample_weight))
 
     def call(self, y_true, y_pred):
         """Returns the loss of each row or pixel, not weighted."""
@@ -106,7 +106,7 @@ class Dice(keras.losses.Loss):
 
     def call(self, y_true, y_pred):
         """Returns the loss of each image, [rows]."""
-        labels, valid = _labels(y_true, y_pred, self.ignore_class)
+        labels, valid = labels_of(y_true, y_pred, self.ignore_class)
         found = ops.softmax(ops.cast(y_pred, "float32"))
         wanted = ops.one_hot(labels, y_pred.shape[-1], dtype="float32")
         if valid is not None:
@@ -144,7 +144,7 @@ class Sum(keras.losses.Loss):
 OF_LOGITS = (Crossentropy, Dice, Sum)  # their outputs are logits of classes
 
 
-def _labels(y_true, y_pred, ignore_class: int | None) -> tuple:
+def labels_of(y_true, y_pred, ignore_class: int | None) -> tuple:
     """Returns int32 labels without an axis of size 1, 0 where ignored; and where they count."""
     labels = ops.cast(y_true, "int32")
     if len(labels.shape) == len(y_pred.shape):
@@ -155,7 +155,7 @@ def _labels(y_true, y_pred, ignore_class: int | None) -> tuple:
     return ops.where(valid, labels, 0), valid
 
 
-def _times(weight, sample_weight):
+def weights_of(weight, sample_weight):
     """Returns the product of weights of each row or pixel and of each row, if there are any."""
     if weight is None or sample_weight is None:
         return sample_weight if weight is None else weight
