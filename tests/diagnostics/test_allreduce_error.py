@@ -3,25 +3,13 @@ import json
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import compiled as compiled_on_replicas
+from scaled_loss import Scaled, batch
 
 import tfaccel
 from tfaccel import StepConfig
 from tfaccel.cli import main
 from tfaccel.common.errors import UserError
-
-
-@keras.saving.register_keras_serializable("tests")
-class Scaled(keras.losses.Loss):
-    """A mean squared error times a factor."""
-
-    def __init__(self, factor=1.0, **others):
-        super().__init__(**others)
-        self.factor = factor
-
-    def call(self, y_true, y_pred):
-        return self.factor * tf.reduce_mean(tf.square(y_true - y_pred), axis=-1)
 
 
 def linear(factor=1.0):
@@ -30,11 +18,6 @@ def linear(factor=1.0):
     model = keras.Sequential([keras.Input((8,)), layer])
     model.compile("sgd", Scaled(factor))
     return model
-
-
-def batch(rows=32):
-    draw = np.random.default_rng(0)
-    return draw.normal(size=(rows, 8)).astype("f4"), draw.normal(size=(rows, 4)).astype("f4")
 
 
 def test_the_error_is_that_of_numpy():

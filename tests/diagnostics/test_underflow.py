@@ -4,22 +4,11 @@ import pytest
 import tensorflow as tf
 from conftest import compiled as compiled_on_replicas
 from conftest import strategy_of
+from scaled_loss import Scaled, batch
 from tensorflow.python.distribute.values import DistributedVariable
 
 import tfaccel
 from tfaccel.common.errors import UserError
-
-
-@keras.saving.register_keras_serializable("tests")
-class Tiny(keras.losses.Loss):
-    """A mean squared error whose gradients are so small that float16 has no number for most."""
-
-    def __init__(self, factor=1.0, **others):
-        super().__init__(**others)
-        self.factor = factor
-
-    def call(self, y_true, y_pred):
-        return self.factor * tf.reduce_mean(tf.square(y_true - y_pred), axis=-1)
 
 
 def compiled(factor=1.0, *, policy="mixed_float16", optimizer=None):
@@ -29,13 +18,8 @@ def compiled(factor=1.0, *, policy="mixed_float16", optimizer=None):
         keras.layers.Dense(4, name="head", dtype=policy),
     ]
     model = keras.Sequential([keras.Input((8,)), *layers])
-    model.compile(optimizer or keras.optimizers.SGD(), Tiny(factor))
+    model.compile(optimizer or keras.optimizers.SGD(), Scaled(factor))
     return model
-
-
-def batch(rows=32):
-    draw = np.random.default_rng(0)
-    return draw.normal(size=(rows, 8)).astype("f4"), draw.normal(size=(rows, 4)).astype("f4")
 
 
 def test_what_a_scale_of_one_loses_a_larger_one_keeps():
@@ -56,7 +40,7 @@ def test_the_shares_are_those_of_numpy():
     keras.utils.set_random_seed(0)
     layer = keras.layers.Dense(4, use_bias=False, dtype="mixed_float16", name="only")
     model = keras.Sequential([keras.Input((8,)), layer])
-    model.compile(keras.optimizers.SGD(), Tiny(2.0**-22))
+    model.compile(keras.optimizers.SGD(), Scaled(2.0**-22))
     x, y = (each.astype("f2").astype("f4") for each in batch())
     halves = np.matmul(x, model.get_weights()[0].astype("f2").astype("f4")).astype("f2")
     of_outputs = (2.0**-22 * 2 / (32 * 4) * (halves.astype("f4") - y)).astype("f2")
@@ -101,7 +85,7 @@ def test_the_model_stays_as_it_is():
         keras.layers.Dense(4, dtype="mixed_float16"),
     ]
     model = keras.Sequential([keras.Input((8,)), *layers])
-    model.compile(keras.optimizers.SGD(), Tiny())
+    model.compile(keras.optimizers.SGD(), Scaled())
     before = [each.numpy() for each in model.variables]
     found = tfaccel.gradient_underflow(model, (*batch(), np.ones(32, "f4")))
     for old, new in zip(before, model.variables, strict=True):
@@ -111,7 +95,7 @@ def test_the_model_stays_as_it_is():
 
 def test_of_several_replicas_the_first_one_s_rows_are_taken():
     model = compiled_on_replicas(
-        lambda: compiled(2.0**-26), 2, optimizer=keras.optimizers.SGD(), loss=Tiny(2.0**-26)
+        lambda: compiled(2.0**-26), 2, optimizer=keras.optimizers.SGD(), loss=Scaled(2.0**-26)
     )
     data = tf.data.Dataset.from_tensor_slices(batch()).batch(16)
     distributed = model.distribute_strategy.experimental_distribute_dataset(data)
