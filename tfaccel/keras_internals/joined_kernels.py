@@ -83,16 +83,25 @@ def _read_together(values: Sequence, ones_of: Callable) -> list:
         is_known = value is not None and value.shape.is_fully_defined()
         return (tuple(value.shape), value.dtype) if is_known and value.dtype.is_floating else None
 
-    alike, ones = collections.Counter(map(kind_of, values)), {}
+    kinds = [kind_of(each) for each in values]
+    alike = collections.Counter(kinds)
+    shapes = [
+        None if kind is None or alike[kind] == 1 else ones_of(value)
+        for kind, value in zip(kinds, values, strict=True)
+    ]
+    most, whole, ones = {}, {}, {}
+    for value, shape in zip(values, shapes, strict=True):
+        if shape is not None:
+            most[value.dtype] = max(most.get(value.dtype, 0), shape.num_elements())
 
-    def read(value):
-        kind = kind_of(value)
-        shape = None if kind is None or alike[kind] == 1 else ones_of(value)
+    def read(value, shape):
         if shape is None:
             return value
         key = tuple(shape), value.dtype
         if key not in ones:
-            ones[key] = written(tf.ones(*key))
+            if value.dtype not in whole:
+                whole[value.dtype] = written(tf.ones([most[value.dtype]], value.dtype))
+            ones[key] = tf.reshape(whole[value.dtype][: shape.num_elements()], key[0])
         return value * ones[key]
 
-    return [read(each) for each in values]
+    return [read(*each) for each in zip(values, shapes, strict=True)]

@@ -27,7 +27,7 @@ from tfaccel.keras_internals.cross_entropy import gathered
 from tfaccel.keras_internals.depthwise import of_conv, of_separable
 from tfaccel.keras_internals.joined_kernels import joined_casts
 from tfaccel.keras_internals.patching import patched
-from tfaccel.keras_internals.written import concatenated, relu
+from tfaccel.keras_internals.written import concatenated, relu_of
 
 
 @contextlib.contextmanager
@@ -67,8 +67,9 @@ def layer_paths(
                 replace(conv, "convolution_op", convolution.in_eights)
             replace(conv, "convolution_op", convolution.as_product)
             replace(keras.layers.Conv2DTranspose, "call", convolution.transposed_as_product)
-            known = {}  # the parts of concatenations
-            replace(norm, "call", functools.partial(batch_norm.one_pass, concatenations=known))
+            known, rectified = {}, {}  # the parts of concatenations, and ReLUs of norms
+            of_norm = {"concatenations": known, "rectified": rectified, "on_gpu": on_gpu}
+            replace(norm, "call", functools.partial(batch_norm.one_pass, **of_norm))
             replace(pooling, "call", max_pooling.indexed)
             replace(keras.layers.EinsumDense, "call", einsum_dense.as_product)
             patches.enter_context(patched(nn, "gelu", gelu or gelu_in_xla.gelu))
@@ -77,7 +78,7 @@ def layer_paths(
             # Keras's sparse losses and metrics all call this function.
             cross_entropy = functools.partial(gathered, on_gpu=on_gpu)
             replace(tf.nn, "sparse_softmax_cross_entropy_with_logits", cross_entropy)
-            patches.enter_context(patched(nn, "relu", relu))
+            patches.enter_context(patched(nn, "relu", relu_of(rectified)))
             replace(numpy, "concatenate", functools.partial(concatenated, known=known))
             one_pass = functools.partial(layer_norm.one_pass, own=norm_kernels)
             replace(operations, "_layer_normalization", one_pass)

@@ -3,12 +3,12 @@
 XLA chooses which values it writes. What is cheap it may compute anew for each reader instead. Batch
 norm and ReLU are cheap, and their gradients read the inputs of the batch norm anyway.
 
-    nn.relu = relu                      # while a step for XLA is traced
+    nn.relu = relu_of(known)            # while a step for XLA is traced
     x = written_if_of_norm(x)           # before a matrix product
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -21,34 +21,44 @@ def written(values: tf.Tensor):
     return xla.optimization_barrier(values)[0], lambda gradient: gradient
 
 
-def relu(x) -> tf.Tensor:
-    """Returns `keras.ops.relu`. After a norm, XLA writes the sum of the readers' gradients.
+def written_together(*values: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    """Returns several tensors as `written` does; XLA does not know that they are the same.
 
-    If the outputs have several readers, XLA alone would add up their gradients in the kernel of the
-    ReLU's gradient, for which it reads the inputs of the norm once more. In a U-Net of 32 x 256 x
-    256 that was 0.5 of 24.9 GB a step (tools/gpu_program.py).
+    So it computes what is made of the result apart from what is made of the tensors themselves.
     """
-    return _relu_of_norm(x) if _made_by(x) == "Cast" else tf.nn.relu(x)
+    run = tf.custom_gradient(lambda *values: (tuple(xla.optimization_barrier(*values)), _as_given))
+    return run(*values)
 
 
-@tf.custom_gradient
-def _relu_of_norm(x: tf.Tensor):
-    # TensorFlow 2.21 takes 5 ms to translate a Relu or a ReluGrad for XLA, and 0.1 ms for these.
-    outputs = tf.maximum(x, 0)
+def _as_given(*gradients):
+    return gradients
 
-    def gradient(of_outputs):
-        return tf.where(outputs > 0, _sum_written(of_outputs), 0)
 
-    return outputs, gradient
+def relu_of(known: Mapping[object, Callable[[], tf.Tensor]]) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Returns a replacement of Keras's `relu` of its TensorFlow backend.
+
+    Args:
+      known: functions that return the ReLU of a tensor, by the tensor's `ref()`.
+    """
+
+    def relu(x):
+        rectify = known.get(x.ref()) if tf.is_tensor(x) else None
+        return tf.nn.relu(x) if rectify is None else rectify()
+
+    return relu
 
 
 @tf.custom_gradient
 def _with_sum_written(values: tf.Tensor):
-    return tf.identity(values), _sum_written
+    return tf.identity(values), sum_written
 
 
-def _sum_written(values: tf.Tensor) -> tf.Tensor:
-    """Returns the values, which XLA writes if they are a sum of several gradients."""
+def sum_written(values: tf.Tensor) -> tf.Tensor:
+    """Returns the values, which XLA writes if they are a sum of several gradients.
+
+    XLA alone would compute the sum in each kernel that reads it. In a U-Net of 32 x 256 x 256 that
+    was 0.5 of 24.9 GB a step (tools/gpu_program.py).
+    """
     return written(values) if _made_by(values) == "AddN" else values
 
 
@@ -130,11 +140,17 @@ def written_if_of_norm(inputs: tf.Tensor) -> tf.Tensor:
 
 def _is_of_norm(values: tf.Tensor) -> bool:
     """Returns whether the values are a ReLU of what was computed in float32, as norms are."""
-    op = getattr(values, "op", None)
-    while op is not None and op.type in ("Identity", "IdentityN"):
-        op = op.inputs[0].op
-    is_relu = op is not None and op.type in ("Relu", "Maximum")
-    return is_relu and _made_by(op.inputs[0]) == "Cast"
+    of_relu = _behind_identities(values)
+    if _made_by(of_relu) not in ("Relu", "Maximum"):
+        return False
+    return _made_by(_behind_identities(of_relu.op.inputs[0])) == "Cast"
+
+
+def _behind_identities(values):
+    """Returns the tensor that a tensor is equal to, because only identities are between them."""
+    while _made_by(values) in ("Identity", "IdentityN"):
+        values = values.op.inputs[values.value_index]
+    return values
 
 
 def _made_by(values) -> str | None:

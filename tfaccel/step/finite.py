@@ -214,6 +214,7 @@ class Watch:
         variables, before = [each for each, _ in changes], [each for _, each in changes]
         after = [tf.convert_to_tensor(value_of(each)) for each in variables]
         spoilt = _any([self.spoilt(variables, before, after), *self._refused])
+        after = joined_updates(after) if self._xla else after
         trained = {id(each) for each in self._model.trainable_variables}
         for variable, old, new in zip(variables, before, after, strict=True):
             # A finite weight may have an update since then, by an optimizer that was not refused:

@@ -64,7 +64,7 @@ class Network:
 
     @property
     def epoch_steps(self) -> int:
-        """The steps of an epoch, which ours trains in one execution: fewer for images, for memory.
+        """The steps of an epoch: fewer for images, which ours trains in one execution, for memory.
 
         Between two epochs the device waits for `fit`, so epochs of a second or more are wanted.
         """

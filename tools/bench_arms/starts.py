@@ -13,6 +13,7 @@ waits for the device, so the time is that at which the steps were done.
 
 import itertools
 import statistics
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 
@@ -64,7 +65,9 @@ def _start(name: str, settings: dict, folder: str, start, record: dict, limit: T
         starts = record.get("starts", [])
         marks = ready.pop("marks")
         ready.pop(START)
-        record |= ready | {"starts": [*starts, figures(marks)]}
+        record |= ready | {"starts": [*starts, found := figures(marks)]}
+        reached = f"{found[START]:.1f} s, full speed after {found['seconds_to_full_speed']:.1f} s"
+        print(f"bench: arm '{name}': first step after {reached}", file=sys.stderr, flush=True)
 
 
 def figures(marks: Sequence[tuple[int, float]]) -> dict:
