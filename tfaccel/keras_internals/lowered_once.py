@@ -33,7 +33,9 @@ def square_roots_once() -> contextlib.AbstractContextManager:
         x = keras.ops.convert_to_tensor(x)
         x = tf.convert_to_tensor(x) if isinstance(x, keras.Variable) else x
         is_known = tf.is_symbolic_tensor(x) and x.dtype.is_floating
-        return _called(tf.sqrt, x) if is_known and x.shape.is_fully_defined() else plain(x)
+        if not (is_known and x.shape.is_fully_defined()):
+            return plain(x)
+        return called(tf.sqrt, x)[0]
 
     return patched(numpy, "sqrt", sqrt)
 
@@ -45,7 +47,7 @@ def rsqrt(x: tf.Tensor):
     Args:
       x: floating, of a shape that is fully known.
     """
-    outputs = _called(tf.math.rsqrt, x)
+    (outputs,) = called(tf.math.rsqrt, x)
 
     def gradient(of_outputs):
         return tf.raw_ops.RsqrtGrad(y=rsqrt(x), dy=of_outputs)
@@ -53,18 +55,25 @@ def rsqrt(x: tf.Tensor):
     return outputs, gradient
 
 
-def _called(operation: Callable, x: tf.Tensor) -> tf.Tensor:
-    """Returns `operation(x)`, which has the shape and dtype of x."""
-    function = _function(operation, tuple(x.shape), x.dtype)
-    outputs = tf.raw_ops.PartitionedCall(args=[x], Tout=[x.dtype], f=function)[0]
-    outputs.set_shape(x.shape)
-    return outputs
+def called(operation: Callable, *inputs: tf.Tensor) -> list[tf.Tensor]:
+    """Returns the results of `operation(*inputs)`, which get no gradient.
+
+    Args:
+      operation: one that is there for good, as each shape's function is kept for it.
+      inputs: of shapes that are fully known.
+    """
+    function = _function(operation, tuple((tuple(each.shape), each.dtype) for each in inputs))
+    dtypes = [each.dtype for each in function.outputs]
+    results = tf.raw_ops.PartitionedCall(args=list(inputs), Tout=dtypes, f=function)
+    for result, each in zip(results, function.outputs, strict=True):
+        result.set_shape(each.shape)
+    return results
 
 
 @functools.cache
-def _function(operation: Callable, shape: tuple[int, ...], dtype: tf.DType):
+def _function(operation: Callable, inputs: tuple[tuple[tuple[int, ...], tf.DType], ...]):
     with tf.init_scope(), tf.device(None):
         traced = tf.function(
             operation, autograph=False, experimental_attributes={"_noinline": True}
         )
-        return traced.get_concrete_function(tf.TensorSpec(shape, dtype))
+        return traced.get_concrete_function(*(tf.TensorSpec(*each) for each in inputs))

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
-from tensorflow.compiler.tf2xla.python import xla
+
+from tfaccel.keras_internals.xla_gradients import optimization_barrier
 
 
-@tf.custom_gradient
-def written(values: tf.Tensor):
+def written(values: tf.Tensor) -> tf.Tensor:
     """Returns the values, which XLA writes before it computes what reads them."""
-    return xla.optimization_barrier(values)[0], lambda gradient: gradient
+    return optimization_barrier(values)[0]
 
 
 def written_together(*values: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -26,12 +26,7 @@ def written_together(*values: tf.Tensor) -> tuple[tf.Tensor, ...]:
 
     So it computes what is made of the result apart from what is made of the tensors themselves.
     """
-    run = tf.custom_gradient(lambda *values: (tuple(xla.optimization_barrier(*values)), _as_given))
-    return run(*values)
-
-
-def _as_given(*gradients):
-    return gradients
+    return tuple(optimization_barrier(*values))
 
 
 def relu_of(known: Mapping[object, Callable[[], tf.Tensor]]) -> Callable[[tf.Tensor], tf.Tensor]:
@@ -168,7 +163,7 @@ def changed_after(variables: Sequence[tf.Variable], code: tf.Tensor) -> tf.Tenso
     """
     if not variables:
         return code
-    *values, code = xla.optimization_barrier(*variables, code)
+    *values, code = optimization_barrier(*variables, code)
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
     return code
