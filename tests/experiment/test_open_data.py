@@ -10,7 +10,9 @@ import tensorflow as tf
 
 from tfaccel import UserError
 from tfaccel.config import DataConfig
-from tfaccel.experiment.open_data import open_source
+from tfaccel.data import sources
+from tfaccel.data.sources import class_folders
+from tfaccel.experiment.open_data import open_source, open_sources
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +61,27 @@ def test_what_is_another_sources_is_refused(field, source):
     value = "mask" if field == "targets" else "x"
     with pytest.raises(UserError, match=f"{field}='{value}' needs source='{source}', but source="):
         DataConfig(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("settings", "times"), [({"validation_split": 0.5}, 1), ({"test": "train"}, 2)]
+)
+def test_images_are_listed_once_for_both_parts(tmp_path, png, monkeypatch, settings, times):
+    for name in ("a/1.png", "a/2.png", "b/1.png", "b/2.png"):
+        path = tmp_path / "train" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png)
+    listed = []
+
+    def listing(*args, **kwargs):
+        listed.append(kwargs)
+        return class_folders(*args, **kwargs)
+
+    monkeypatch.setattr(sources, "class_folders", listing)
+    data = DataConfig(root=str(tmp_path), train="train", **settings)
+    found = open_sources(data)
+    assert len(listed) == times
+    for split, source in zip(("train", "test"), found, strict=True):
+        alone = open_source(data, split)
+        np.testing.assert_array_equal(source.labels, alone.labels)
+        assert source.class_names == alone.class_names == ("a", "b")

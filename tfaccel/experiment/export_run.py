@@ -20,7 +20,7 @@ from tfaccel.config import Config, ExportConfig
 from tfaccel.data.choose import choose_loader
 from tfaccel.data.distribute import Loader
 from tfaccel.experiment import recipe
-from tfaccel.experiment.open_data import open_loader, open_source
+from tfaccel.experiment.open_data import open_loader, open_sources
 from tfaccel.experiment.train import build
 from tfaccel.export.samples import spread
 from tfaccel.run import Run
@@ -119,11 +119,8 @@ def _run(config: Config) -> Run:
 
 def _evaluation(run: Run, config: Config, most: int) -> Loader:
     """Returns the test loader over only as many images as are compared."""
-    names = None
-    if config.data.source != "pairs":  # the test images may lack classes that the model has
-        names = open_source(config.data, "train").class_names
-    source = open_source(config.data, "test", names)
-    if names:
+    train, source = open_sources(config.data)
+    if names := train.class_names:  # the test images may lack classes that the model has
         source = dataclasses.replace(source, class_names=names)
     # Choose the loader for all images: a few may fit in memory although all of them do not.
     choice = choose_loader(

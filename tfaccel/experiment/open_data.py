@@ -1,6 +1,7 @@
 """Opens the source and the loader that a config describes.
 
-train = open_loader(run, config, "train")
+train, test = open_sources(config.data)
+loader = open_loader(run, config, "train", source=train)
 """
 
 import dataclasses
@@ -21,24 +22,32 @@ _BY_NAME = {
 }
 
 
-def open_source(
-    data: DataConfig, split: str, class_names: Sequence[str] | None = None
-) -> ImageSource | ArraySource:
+def open_source(data: DataConfig, split: str) -> ImageSource | ArraySource:
     """Returns the source of the "train" or "test" images.
 
     Args:
       data: where the images are.
       split: "train" or "test".
-      class_names: all classes, if the split may lack some, such as the training classes for a test
-        set. None takes the classes that are found.
 
     Raises:
       UserError: the data do not exist, or have another layout.
     """
     if data.splits:
-        train, test = _divided(data, _whole(data, split, class_names))
+        train, test = _divided(data, _whole(data, split))
         return train if split == "train" else test
-    return _whole(data, split, class_names)
+    return _whole(data, split)
+
+
+def open_sources(data: DataConfig) -> tuple[ImageSource | ArraySource, ImageSource | ArraySource]:
+    """Returns the sources of the training and the test images, with the classes of the former.
+
+    Raises:
+      UserError: as for `open_source`.
+    """
+    if data.splits:
+        return _divided(data, _whole(data, "train"))
+    train = _whole(data, "train")
+    return train, _whole(data, "test", train.class_names)
 
 
 def _divided(data: DataConfig, source) -> tuple:
@@ -48,7 +57,8 @@ def _divided(data: DataConfig, source) -> tuple:
     return sources.split(source, data.validation_split, **settings)
 
 
-def _whole(data: DataConfig, split: str, class_names: Sequence[str] | None):
+def _whole(data: DataConfig, split: str, class_names: Sequence[str] | None = None):
+    # The training classes are those of a test set, which may lack some. None: those that are found.
     where, *targets = places(data, split)
     if data.source == "pairs":
         return sources.image_pairs(where, *targets)
@@ -64,9 +74,7 @@ def _whole(data: DataConfig, split: str, class_names: Sequence[str] | None):
     return _BY_NAME[data.source](where, **arguments)
 
 
-def open_loader(
-    run, config: Config, split: str, *, source=None, class_names=None, **changes
-) -> Loader:
+def open_loader(run, config: Config, split: str, *, source=None, **changes) -> Loader:
     """Returns the loader of "train", shuffled and augmented, or of "test".
 
     Args:
@@ -74,7 +82,6 @@ def open_loader(
       config: the experiment.
       split: "train" or "test".
       source: a source to use in place of the config's.
-      class_names: as for `open_source`.
       **changes: fields of ImageConfig that differ from the config's.
 
     Raises:
@@ -84,7 +91,7 @@ def open_loader(
         each.name: getattr(config.data, each.name) for each in dataclasses.fields(ImageConfig)
     }
     return run.loader(
-        open_source(config.data, split, class_names) if source is None else source,
+        open_source(config.data, split) if source is None else source,
         shuffle=split == "train",
         augment=config.train_images if split == "train" else config.test_images,
         dali=config.dali,

@@ -25,7 +25,7 @@ from tfaccel.experiment import models, recipe, tasks
 from tfaccel.experiment.fit import fit
 from tfaccel.experiment.models.frozen import freeze
 from tfaccel.experiment.models.weights import begin_from
-from tfaccel.experiment.open_data import open_loader
+from tfaccel.experiment.open_data import open_loader, open_sources
 from tfaccel.export.at_start import check_at_start
 from tfaccel.export.rehearsal import Rehearsal
 from tfaccel.keras_internals.float32_layers import with_float32_layers
@@ -201,8 +201,10 @@ def prepare(this_run: Run, config: Config) -> tuple[Loader, Loader, keras.Model]
     recipe.optimizer.find(config.train.optimizer)
 
     # ----- Data: one stream of batches for each replica, on its device. Only training is shuffled.
-    train = open_loader(this_run, config, "train")
-    test = open_loader(this_run, config, "test", class_names=train.class_names)
+    train, test = (
+        open_loader(this_run, config, split, source=source)
+        for split, source in zip(("train", "test"), open_sources(config.data), strict=True)
+    )
     check_same_classes(train.class_names, test.class_names)
 
     # ----- Model: with the outputs that the data need.
