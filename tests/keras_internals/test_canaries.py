@@ -1304,6 +1304,37 @@ def _(monkeypatch):
     return __file__ in found["ReverseV2"] and __file__ in found["MatMul"]
 
 
+@canary("Graph._get_control_flow_context", "is None but in a loop of TensorFlow 1")
+def _(_):
+    found = []
+
+    def body(i):
+        found.append(tf.compat.v1.get_default_graph()._get_control_flow_context())
+        return i + 1
+
+    with tf.Graph().as_default() as graph:
+        found.append(graph._get_control_flow_context())
+        with tf.control_dependencies([tf.no_op()]):
+            found.append(graph._get_control_flow_context())
+        while_v1 = tf.compat.v1.while_loop
+        tf.compat.v1.disable_control_flow_v2()
+        try:
+            while_v1(lambda i: i < 3, body, [tf.constant(0)])
+        finally:
+            tf.compat.v1.enable_control_flow_v2()
+    return found[:2] == [None, None] and found[2] is not None
+
+
+@canary("Graph._control_dependencies_stack", "is empty but within control_dependencies")
+def _(_):
+    with tf.Graph().as_default() as graph:
+        found = [len(graph._control_dependencies_stack)]
+        with tf.control_dependencies([tf.no_op()]):
+            found.append(len(graph._control_dependencies_stack))
+        found.append(len(graph._control_dependencies_stack))
+    return found == [0, 1, 0]
+
+
 @canary("distribute_lib.ReplicaContext", "has all_reduce and all_gather, without a strategy too")
 def _(monkeypatch):
     context = tf.distribute.get_replica_context()

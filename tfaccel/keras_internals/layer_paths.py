@@ -27,6 +27,7 @@ from tfaccel.keras_internals.cross_entropy import gathered
 from tfaccel.keras_internals.depthwise import of_conv, of_separable
 from tfaccel.keras_internals.joined_kernels import joined_casts
 from tfaccel.keras_internals.patching import patched
+from tfaccel.keras_internals.shared_operations import integers_shared
 from tfaccel.keras_internals.written import concatenated, relu_of
 
 
@@ -63,6 +64,7 @@ def layer_paths(
 
         replace(norm, "call", batch_norm.unbiased)
         if xla:
+            patches.enter_context(integers_shared())
             if on_gpu:
                 replace(conv, "convolution_op", convolution.in_eights)
             replace(conv, "convolution_op", convolution.as_product)

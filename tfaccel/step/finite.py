@@ -28,6 +28,7 @@ from tfaccel.keras_internals.lowered_once import square_roots_once
 from tfaccel.keras_internals.model_view import every_optimizer, variables_of
 from tfaccel.keras_internals.patching import with_entry
 from tfaccel.keras_internals.recording import noted
+from tfaccel.keras_internals.shared_operations import scalars_shared
 from tfaccel.keras_internals.traced import names_of_results
 from tfaccel.keras_internals.variables import value_of
 from tfaccel.keras_internals.written import written
@@ -178,7 +179,10 @@ class Watch:
 
             def apply():
                 given = joined_updates(grads) if xla else grads
-                with square_roots_once() if xla else contextlib.nullcontext():
+                with contextlib.ExitStack() as shared:
+                    if xla:
+                        shared.enter_context(square_roots_once())
+                        shared.enter_context(scalars_shared())
                     type(optimizer).apply(optimizer, given, trainable_variables)
 
             if scales:
