@@ -1537,6 +1537,24 @@ def _():
     return found == [True, False]
 
 
+@canary("record.record_operation", "gives a tape the gradient of what stop_recording hides")
+def _():
+    def run(x):
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                with record.stop_recording():
+                    y = x * 5
+                record.record_operation("mine", [y], [x], lambda gradient: [gradient * 2 * x])
+                z = y * 3
+            first = inner.gradient(z, x)
+        return first, outer.gradient(first, x)
+
+    x = tf.constant(7.0)
+    return [[float(each) for each in f(x)] for f in (run, tf.function(run))] == [[42, 6], [42, 6]]
+
+
 @canary("nn.conv, .depthwise_conv and .separable_conv", "are what layers of convolutions call")
 def _(monkeypatch):
     names = ["conv", "depthwise_conv", "separable_conv"]
