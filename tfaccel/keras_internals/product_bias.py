@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfaccel.keras_internals.tape_gradient import on_tapes
+
 _TERMS = "_tfaccel_terms"  # of a sum: x and the bias
 _SUMS = "_tfaccel_sums_of_rows"  # of a gradient
 _HALF = (tf.float16, tf.bfloat16)
@@ -45,7 +47,7 @@ def with_bias(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
       bias: [columns], of the same dtype.
     """
 
-    @tf.custom_gradient
+    @on_tapes
     def add(x, bias):
         def backward(gradient):
             sums = _sums_of(gradient)
