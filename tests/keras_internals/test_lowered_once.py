@@ -113,5 +113,5 @@ def test_tensorflow_does_not_look_through_the_whole_step_for_a_gradient(block, m
 
     monkeypatch.setattr(op_selector, "get_backward_walk_ops", noting)
     traced(block, in_xla, xla=True).get_concrete_function(values(shape=(8, 6, 5, 4)))
-    assert len(lengths) >= 12
+    assert len(lengths) >= 6  # the square roots; gradients that tapes record need no search
     assert max(lengths) < 20
