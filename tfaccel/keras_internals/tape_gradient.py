@@ -6,7 +6,7 @@
 
 `tf.custom_gradient` wraps the arguments and results of a traced function in identities, and its
 gradient gets zeros for all arguments, which the identities pass on. That was 22 operations for each
-batch norm, a sixth of a ResNet-50's step, which Python and TensorFlow process at each start. It also
+batch norm, a sixth of a ResNet-50's step, which Python and TensorFlow process at each start. And it
 searches all operations before a tensor that the function uses and does not get as an argument.
 """
 
