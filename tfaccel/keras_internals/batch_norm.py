@@ -310,7 +310,7 @@ def _normalized(
             # Another reader of the outputs, as a second ReLU, adds to what the first passed.
             is_rectified = passed.masked is not None and of_outputs is passed.masked
             of_outputs = passed.of_relu if is_rectified else of_outputs
-            apart = written_together if is_rectified and is_written else _as_they_are
+            is_apart = is_rectified and is_written
 
             def read(inputs, of_outputs):
                 distance = centered(inputs, mean)
@@ -318,10 +318,14 @@ def _normalized(
                     of_outputs = tf.where(outputs_of(distance, factor) > 0, of_outputs, 0)
                 return distance * along(inverse), tf.cast(of_outputs, tf.float32)
 
-            values, of_normalized = read(*apart(inputs, of_outputs))
-            of_beta, of_gamma = sums(of_normalized, of_normalized * values, layer._reduction_axes)
-            held, of_outputs, of_beta, of_gamma = apart(inputs, of_outputs, of_beta, of_gamma)
-            values, of_normalized = read(held, of_outputs)
+            held = inputs, of_outputs
+            values, of_normalized = read(*(written_together(*held) if is_apart else held))
+            of_both = sums(of_normalized, of_normalized * values, layer._reduction_axes)
+            if is_apart:
+                *held, of_beta, of_gamma = written_together(*held, *of_both)
+                values, of_normalized = read(*held)
+            else:
+                of_beta, of_gamma = of_both
             means = (along(of_beta) + values * along(of_gamma)) / _num_values(inputs, mean)
             of_inputs = tf.cast((of_normalized - means) * along(factor), inputs.dtype)
             of_given = [(gamma, of_gamma), (beta, of_beta)]
@@ -331,10 +335,6 @@ def _normalized(
         return outputs, gradient
 
     return normalized(inputs, *given)
-
-
-def _as_they_are(*values):
-    return values
 
 
 def _num_values(inputs: tf.Tensor, of_channels: tf.Tensor) -> float | tf.Tensor:

@@ -9,6 +9,7 @@ multiplied by a common array of ones here, which changes no bit of them.
 
 import collections
 import functools
+import math
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -90,19 +91,18 @@ def _read_together(values: Sequence, ones_of: Callable) -> list:
         None if kind is None or alike[kind] == 1 else ones_of(value)
         for kind, value in zip(kinds, values, strict=True)
     ]
-    most, whole, ones = {}, {}, {}
-    for value, shape in zip(values, shapes, strict=True):
-        if shape is not None:
-            most[value.dtype] = max(most.get(value.dtype, 0), shape.num_elements())
+    joined = [each for each in zip(values, shapes, strict=True) if each[1] is not None]
 
-    def read(value, shape):
-        if shape is None:
-            return value
-        key = tuple(shape), value.dtype
-        if key not in ones:
-            if value.dtype not in whole:
-                whole[value.dtype] = written(tf.ones([most[value.dtype]], value.dtype))
-            ones[key] = tf.reshape(whole[value.dtype][: shape.num_elements()], key[0])
-        return value * ones[key]
+    @functools.cache
+    def whole(dtype):
+        sizes = [shape.num_elements() for value, shape in joined if value.dtype == dtype]
+        return written(tf.ones([max(sizes)], dtype))
 
-    return [read(*each) for each in zip(values, shapes, strict=True)]
+    @functools.cache
+    def ones(shape, dtype):
+        return tf.reshape(whole(dtype)[: math.prod(shape)], shape)
+
+    return [
+        value if shape is None else value * ones(tuple(shape), value.dtype)
+        for value, shape in zip(values, shapes, strict=True)
+    ]

@@ -12,7 +12,6 @@ Each weight's update computes the same learning rate, and the same powers of the
 
 import collections
 import contextlib
-import weakref
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
@@ -43,7 +42,7 @@ def scalars_shared() -> contextlib.AbstractContextManager:
 
 
 def _shared(key_of) -> contextlib.AbstractContextManager:
-    made, direct = weakref.WeakKeyDictionary(), ops.Graph._create_op_internal
+    made, direct = collections.defaultdict(_Known), ops.Graph._create_op_internal  # by graph
 
     def create(
         self, op_type, inputs, dtypes=None, input_types=None, name=None, attrs=None, *args, **kwargs
@@ -51,10 +50,9 @@ def _shared(key_of) -> contextlib.AbstractContextManager:
         given = op_type, inputs, dtypes, input_types, name, attrs, *args
         # An operation that has to wait for others, or belongs to a loop, is its own.
         is_free = not self._control_dependencies_stack and self._get_control_flow_context() is None
-        known = made.setdefault(self, _Known())
-        key = key_of(known, op_type, inputs, attrs or {}) if is_free else None
-        known.note(op_type, inputs)
-        if key is None:
+        known = made[self]
+        key = key_of(known, op_type, inputs, attrs or {})
+        if key is None or not is_free:
             return direct(self, *given, **kwargs)
         if key not in known.operations:
             known.operations[key] = direct(self, *given, **kwargs)
@@ -69,11 +67,6 @@ class _Known:
     def __init__(self):
         self.operations, self.changes = {}, collections.Counter()
 
-    def note(self, op_type: str, inputs: Sequence[tf.Tensor]) -> None:
-        """Notes that an operation may change the variables that it gets."""
-        if op_type != "ReadVariableOp":
-            self.changes.update(each.ref() for each in inputs if each.dtype == tf.resource)
-
 
 def _key_of_integer(_known, op_type: str, _inputs, attributes: Mapping) -> tuple | None:
     is_integer = op_type == "Const" and attributes["value"].tensor.dtype in _INTEGERS
@@ -86,6 +79,8 @@ def _key_in_update(known: _Known, op_type: str, inputs: Sequence, attributes: Ma
     operands = tuple(each.ref() for each in inputs)
     if op_type == "ReadVariableOp":
         return op_type, operands, known.changes[operands[0]]
+    # Any other operation may change the variables that it gets.
+    known.changes.update(each.ref() for each in inputs if each.dtype == tf.resource)
     if op_type not in _OF_NUMBERS or any(each.shape.rank != 0 for each in inputs):
         return None
     settings = ((name, each.SerializeToString()) for name, each in sorted(attributes.items()))
