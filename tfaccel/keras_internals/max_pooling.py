@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
-from tensorflow.compiler.tf2xla.python import xla
+
+from tfaccel.keras_internals.written import written_together
 
 # In a window. Each pixel is an operation; nobody has measured windows beyond 5 x 5.
 MOST_PIXELS = 25
@@ -201,7 +202,7 @@ def _of_pixels(of_outputs: tf.Tensor, index: tf.Tensor, rows: _Axis, columns: _A
     dtype, channels = of_outputs.dtype, of_outputs.shape[-1]
     together = 2 if dtype.size == 2 and channels % 2 == 0 else 1
     around = [[0, 0], rows.around(), columns.around(), [0, 0]]
-    gradients, indices = xla.optimization_barrier(
+    gradients, indices = written_together(
         tf.pad(_packed(of_outputs, together), around), tf.pad(_packed(index, together), around)
     )
     # A pixel at i * stride + r is number r of window i, number r + stride of window i - 1, and so
