@@ -56,6 +56,7 @@ from tfaccel.keras_internals import (
     mirrored,  # noqa: F401  so that Keras reads files with its layers
 )
 from tfaccel.keras_internals.attention import obey_flash_attention
+from tfaccel.keras_internals.replica import agree_on_reductions
 from tfaccel.process import progress, waits
 from tfaccel.runtime import devices as runtime_lib
 from tfaccel.runtime.cluster import Cluster, check_one_process, find
@@ -193,6 +194,8 @@ class Run:
         progress.beat("start")  # all workers have joined
         self.watchdog = Watchdog(self.cluster, peer_timeout_s=config.peer_timeout_s)
         self.watchdog.check_reach()
+        with self.watchdog.guard():
+            agree_on_reductions(self.strategy, xla=self.runtime.xla)
         self._logged_ranges = set()  # pixel ranges
         self._warned_of = set()  # numbers of threads: most loaders of a run have the same
 

@@ -173,6 +173,58 @@ def test_what_comes_of_a_sum_that_was_broken_off_is_a_lost_worker(monkeypatch):
         train()
 
 
+# Nothing is ever put into the queue: a wait that no abort ends, as that of a GPU for a lost worker.
+STUCK = """
+import sys, threading, time
+import tensorflow as tf
+from tfaccel.process import leave
+from tfaccel.runtime import watchdog
+from tfaccel.runtime.cluster import Cluster
+
+def ask(task, *, timeout_s):
+    raise tf.errors.UnavailableError(None, None, "gone")
+
+def write():
+    print("writing", flush=True)
+    time.sleep(2 * watchdog.STUCK_S)
+    print("written", flush=True)
+
+watchdog.ask_worker, watchdog.GONE_AFTER_S, watchdog.STUCK_S = ask, 0.1, 1.0
+queue = tf.queue.FIFOQueue(1, [tf.float32])
+writing = threading.Thread(target=write)
+leave.finish_first(writing)
+writing.start()
+with watchdog.Watchdog(Cluster(("a:1", "b:1"), worker_index=1)).guard():
+    sys.stdout.write("waiting")
+    queue.dequeue()
+"""
+
+
+def test_a_call_that_waits_for_a_lost_worker_for_ever_ends_the_process():
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stdout == "writing\nwaitingwritten\n"
+    assert "tfaccel: error: worker 0 (a:1) is lost: no answer for" in done.stderr
+
+
+def test_a_worker_that_is_busy_after_a_loss_is_not_ended(monkeypatch):
+    monkeypatch.setattr(watchdog, "STUCK_S", 0.2)
+    left = threading.Event()
+    found = []
+    caller = threading.get_ident()
+    asking = threading.Thread(target=lambda: found.append(watchdog._is_stuck(caller, left)))
+    asking.start()
+    end = time.monotonic() + 0.6
+    while time.monotonic() < end:  # many short calls of TensorFlow
+        tf.constant(1.0) + 1.0
+    time.sleep(0.6)
+    left.set()
+    asking.join()
+    assert found == [False]
+
+
 def test_an_error_of_this_worker_stays_as_it_is(monkeypatch):
     # The others end for the same reason, perhaps before this one.
     monkeypatch.setattr(Watchdog, "_trouble", lambda *_: tf.errors.UnavailableError(None, None, ""))

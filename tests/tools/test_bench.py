@@ -366,12 +366,15 @@ def test_where_tfaccel_is_compared_with_itself_both_sides_are_set_up_alike(bench
 
 def test_every_arm_has_a_program_and_a_command(bench):
     for row in bench.make_rows(batch=8):
-        for settings in (*row.ours.values(), *row.rivals.values()):
+        arms = [*row.ours.values(), *row.rivals.values()]
+        assert (row.name[0] == "P") == any("processes" in each for each in arms)
+        for settings in arms:
             command = bench.command_of(settings, torch_python="torch's", scratch="/tmp/x")
             assert pathlib.Path(command[-1]).is_file()
             assert (command[0] == "torch's") == ("torch" in command[-1])
-            assert not any("--nproc-per-node" in each for each in command)
-    by_two = row_of(bench, "D2", gpus=4).ours["one process"] | {"processes": 2}
+            by_launcher = any("--nproc-per-node" in each for each in command)
+            assert by_launcher == ("processes" in settings)
+    (by_two,) = row_of(bench, "P2", gpus=4).ours.values()
     assert "--nproc-per-node=2" in bench.command_of(by_two, torch_python="", scratch="/tmp/x")
 
 

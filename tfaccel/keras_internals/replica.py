@@ -9,13 +9,22 @@ Takes a strategy and its batches; gives each replica, and what it works on.
 
 import contextlib
 import dataclasses
+import logging
 import os
+import weakref
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tfaccel.data import shards
 from tfaccel.keras_internals.patching import patched
+from tfaccel.runtime.agreement import of_workers
+
+log = logging.getLogger("tfaccel")
+
+# The strategies over several workers that all agreed to reduce in XLA.
+_reduce_in_xla: "weakref.WeakSet[tf.distribute.Strategy]" = weakref.WeakSet()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +190,9 @@ def local_replicas(strategy: tf.distribute.Strategy) -> list[Replica]:
     devices = extended.worker_devices
     first = getattr(extended, "_id_in_cluster", 0) * len(devices)
     num_replicas = strategy.num_replicas_in_sync
-    reduces_in_xla = num_replicas == len(devices) > 1 and _can_wait_in_xla(devices)
+    reduces_in_xla = num_replicas > 1 and _can_wait_in_xla(devices)
+    if num_replicas > len(devices):
+        reduces_in_xla = reduces_in_xla and strategy in _reduce_in_xla
     return [
         Replica(index, first + index, num_replicas, device, launcher, reduces_in_xla)
         for index, (device, launcher) in enumerate(
@@ -190,10 +201,36 @@ def local_replicas(strategy: tf.distribute.Strategy) -> list[Replica]:
     ]
 
 
+def agree_on_reductions(strategy: tf.distribute.Strategy, *, xla: bool) -> None:
+    """Decides for all workers alike whether their replicas reduce in XLA, and logs the reason.
+
+    Every worker must call it, before it compiles a step. Until then they do not.
+
+    Args:
+      strategy: the strategy over all workers.
+      xla: whether XLA compiles the steps of this worker.
+    """
+    devices = strategy.extended.worker_devices
+    if strategy.num_replicas_in_sync == len(devices):
+        return
+    if of_workers(np.array([xla and _can_wait_in_xla(devices)]), strategy).all():
+        _reduce_in_xla.add(strategy)
+    elif any(map(_is_gpu, devices)):
+        log.info(
+            "cluster: the host waits for each sum over the workers, because not all of them use "
+            "XLA on GPUs with more threads than GPUs (here XLA is %s, with %d threads for %d "
+            "devices)",
+            *("on" if xla else "off", _num_threads(), len(devices)),
+        )
+
+
+def _num_threads() -> int:
+    return tf.config.threading.get_inter_op_parallelism_threads() or os.cpu_count() or 1
+
+
 def _can_wait_in_xla(devices: Sequence[str]) -> bool:
     """Returns whether all replicas may wait in an XLA function: each one blocks a thread."""
-    num_threads = tf.config.threading.get_inter_op_parallelism_threads() or os.cpu_count() or 1
-    return all(map(_is_gpu, devices)) and num_threads > len(devices)
+    return all(map(_is_gpu, devices)) and _num_threads() > len(devices)
 
 
 def _is_gpu(device: str) -> bool:

@@ -1,9 +1,11 @@
-"""Private names of TensorFlow and Keras that the rooms below keras_internals need.
+"""Private names of TensorFlow, Keras and Python that the rooms below keras_internals need.
 
 The canaries in tests/keras_internals/test_canaries.py say what each name must do.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
+from types import FrameType
 
 import tensorflow as tf
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
@@ -17,6 +19,7 @@ __all__ = [
     "ask_worker",
     "configure_coordination",
     "devices_are_known",
+    "frame_of",
     "stop_determinism",
 ]
 
@@ -71,3 +74,12 @@ def ask_worker(task: str, *, timeout_s: float) -> None:
 def abort_collectives(reason: str) -> None:
     """Ends every collective of this process with an UnavailableError that gives the reason."""
     context.context().abort_collective_ops(tf.errors.UNAVAILABLE, reason)
+
+
+def frame_of(thread: int) -> FrameType | None:
+    """Returns the innermost frame of a thread of this process; None if it has ended.
+
+    Args:
+      thread: from `threading.get_ident`.
+    """
+    return sys._current_frames().get(thread)

@@ -10,21 +10,30 @@ to the chief, with the timeout that `make_strategy` sets; and the thread here, w
 worker itself. The thread notices within seconds that a process is gone, and also notices a worker
 that only some workers cannot reach. C++ threads answer all three, so a worker that is busy in
 Python, however long, is not lost.
+
+A sum inside an XLA program cannot be broken off: the GPU waits for the lost worker's data, and this
+process for the GPU. So if the call of TensorFlow that the training is in does not end either, the
+thread says who was lost, and ends the process.
 """
 
+import atexit
 import contextlib
+import faulthandler
+import functools
 import itertools
 import math
+import os
+import pathlib
 import threading
 import time
 from collections.abc import Iterator
 
 import tensorflow as tf
 
-from tfaccel.common.errors import RunError
-from tfaccel.process import progress
+from tfaccel.common.errors import RunError, tell
+from tfaccel.process import leave, progress
 from tfaccel.runtime.cluster import Cluster
-from tfaccel.runtime.private_names import abort_collectives, ask_worker
+from tfaccel.runtime.private_names import abort_collectives, ask_worker, frame_of
 
 # The call holds Python's lock while it waits, so its timeout is short. A worker that runs answers
 # in 2 ms (two processes of one machine, 2026-11).
@@ -42,6 +51,11 @@ GONE_AFTER_S = 3.0
 # packet is sent again within this time.
 REACH_S = 10.0
 
+# After a loss, a call of TensorFlow that was made before ends within milliseconds if it can.
+STUCK_S = 3.0
+# Libraries wait for the GPU when the process ends.
+END_S = 20.0
+
 # The errors that TensorFlow may raise in a worker when another is lost; the first three were seen
 # on the CPU. Each may have another cause, so the workers are asked before one is declared lost.
 LOSSES = (
@@ -52,6 +66,9 @@ LOSSES = (
     tf.errors.FailedPreconditionError,
     tf.errors.InternalError,
 )
+
+
+_TENSORFLOW = pathlib.Path(tf.__file__).parent
 
 
 class WorkerLostError(RunError):
@@ -106,14 +123,17 @@ class Watchdog:
         """A context in which a call that waits for a lost worker ends with WorkerLostError.
 
         Raises:
-          WorkerLostError: a worker is lost. End this process: it can run no more collectives.
+          WorkerLostError: a worker is lost. End this process: it can run no more collectives. If
+            the call does not end, because the GPU waits for the lost worker, the process ends with
+            the same message and exit code 1.
         """
         if not self._peers:
             yield
             return
         self._answered_at = dict.fromkeys(self._peers, time.monotonic())
         ended = threading.Event()
-        thread = threading.Thread(target=self._watch, args=(ended,), daemon=True)
+        watched = threading.get_ident(), ended
+        thread = threading.Thread(target=self._watch, args=watched, daemon=True)
         thread.start()
         try:
             yield
@@ -133,8 +153,13 @@ class Watchdog:
             ended.set()
             thread.join()
 
-    def _watch(self, ended: threading.Event) -> None:
-        """Asks one worker after another, and aborts every collective if one is lost."""
+    def _watch(self, caller: int, ended: threading.Event) -> None:
+        """Asks one worker after another, and aborts every collective if one is lost.
+
+        Args:
+          caller: the thread that trains, from `threading.get_ident`.
+          ended: set when it has left the guard.
+        """
         for peer in itertools.cycle(self._peers):
             if ended.wait(ROUND_S / len(self._peers)):
                 return
@@ -143,6 +168,10 @@ class Watchdog:
                 # that is not finite, are caused by it.
                 self._given_up = [peer]
                 abort_collectives(self._describe([peer]))
+                _end_in_time()
+                if _is_stuck(caller, ended):
+                    progress.lost(peer)
+                    leave.now(tell(WorkerLostError(self._describe([peer]))))
                 return
 
     def _is_lost(self, peer: int, ended: threading.Event) -> bool:
@@ -179,6 +208,29 @@ class Watchdog:
             f"{silent}; this worker stops. See the lost worker's own log, and start all workers "
             "again: a single worker cannot rejoin"
         )
+
+
+def _is_stuck(caller: int, ended: threading.Event) -> bool:
+    """Waits until a thread leaves the guard; returns True if a call of TensorFlow does not end."""
+    place, since = None, time.monotonic()
+    while not ended.wait(min(0.1, STUCK_S / 4)):
+        frame = frame_of(caller)
+        now = None if frame is None else (frame, frame.f_lasti)
+        is_ours = (
+            frame is not None and _TENSORFLOW in pathlib.Path(frame.f_code.co_filename).parents
+        )
+        if now != place or not is_ours:
+            place, since = now, time.monotonic()
+        elif time.monotonic() - since >= STUCK_S:
+            return True
+    return False
+
+
+@functools.cache
+def _end_in_time() -> None:
+    """Lets this process end within END_S of its last line, whatever its GPUs wait for."""
+    nowhere = open(os.devnull, "w")  # noqa: SIM115  (until the process ends)
+    atexit.register(faulthandler.dump_traceback_later, END_S, exit=True, file=nowhere)
 
 
 def _first_line(error: tf.errors.OpError) -> str:

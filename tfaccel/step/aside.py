@@ -13,20 +13,16 @@ Nothing can stop XLA meanwhile, and a process that ended beside it sometimes cra
 """
 
 import atexit
-import contextlib
 import logging
-import os
-import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import NoReturn
 
 import tensorflow as tf
 
 from tfaccel.keras_internals.function_names import Alike
 from tfaccel.keras_internals.stand_ins import StandIns
-from tfaccel.process import waits
+from tfaccel.process import leave, waits
 from tfaccel.process.out_of_memory import is_of_xla, is_out_of_memory
 from tfaccel.step.recoverable import keep_memory_of
 
@@ -92,15 +88,7 @@ class Aside:
 def leave_at_once(code: int) -> None:
     """Ends the process with this exit code if XLA compiles a step in a thread; else returns."""
     if _compiling():
-        _leave(code)
-
-
-def _leave(code: int) -> NoReturn:
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
-            stream.flush()
-    os._exit(code)
+        leave.now(code)
 
 
 def _compiling() -> list[threading.Thread]:
@@ -117,4 +105,4 @@ def _wait() -> None:
             for each in _compiling():
                 each.join()
     except KeyboardInterrupt:  # after which Python 3.11 takes the thread for ended
-        _leave(130)
+        leave.now(130)

@@ -288,6 +288,8 @@ class Execution:
             return "XLA does not compile the steps"
         if not self._step.can_be_in_a_row:
             return "the sum over the replicas is not part of one XLA function"
+        if self._step.is_of_workers:
+            return "each worker's data may end with another batch"
         if not self._step.trains:
             return "a test is too short to be worth compiling launches of its own"
         return None
@@ -366,6 +368,11 @@ class _Step:
     def can_be_in_a_row(self) -> bool:
         """Whether several steps can be one function, as far as is known yet."""
         return (not self.several or self._sums_in_xla) and not runs_eagerly(self._model)
+
+    @property
+    def is_of_workers(self) -> bool:
+        """Whether other processes have replicas, too."""
+        return len(self._replicas) < self._replicas[0].num_replicas
 
     @property
     def _sums_in_xla(self) -> bool:
@@ -451,8 +458,8 @@ class _Step:
                 self._is_plain = True
                 log.info("step: it is plain, so values are joined after each replica's pass")
             return Alarm(None)
-        is_local = len(self._replicas) == replica.num_replicas
-        if plan.gathers and not (is_local or self._asks_rows or tf.executing_eagerly()):
+        is_known = not self.is_of_workers or self._asks_rows
+        if plan.gathers and not (is_known or tf.executing_eagerly()):
             raise AsksRowsError
         reduce = functools.partial(reduced, replica, collectives=collectives)
         own_rows = num_rows if of_part is None else of_part.num_rows_of_batch
@@ -524,6 +531,8 @@ class _Step:
             return self._joining(run)
 
         def run():
+            if self.is_of_workers and self._sums_in_xla and metrics.gathers(self._model):
+                self._asks_rows = True  # XLA gathers rows at places that it knows beforehand
             self._rows_of_all = rows(asks=self._asks_rows)
             step = self._function(padded, None)
             with self._shapes.watched(step, batches):
@@ -554,6 +563,7 @@ class _Step:
         def run():
             if not self.can_be_in_a_row:
                 return self._one_by_one(deferred, padded=padded)
+            self._rows_of_all = None  # deferred batches are full
             step = self._function(padded, deferred[0].make)  # equal for all replicas
             self._explain_if_shorter(len(deferred[0]))
             arguments = [(dict(each.inputs), dict(each.shared)) for each in deferred]
@@ -668,9 +678,9 @@ class _Step:
                 for each in replicas
             ]
             tell_rows = xla and replicas[0].reduces_in_xla and metrics.gathers(model)
-            return functools.partial(
-                replica_steps.split_step, model, replicas, steps, tell_rows=tell_rows, **run
-            )
+            rows_of_all = self._rows_of_all if self.is_of_workers else None
+            run |= {"tell_rows": tell_rows, "rows_of_all": rows_of_all}
+            return functools.partial(replica_steps.split_step, model, replicas, steps, **run)
         replica = self._replicas[0]
         if parts > 1:
             whole = functools.partial(

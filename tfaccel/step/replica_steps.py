@@ -112,13 +112,15 @@ def split_step(
     arguments: list[tuple],
     *,
     tell_rows: bool,
+    rows_of_all: Sequence[int] | None = None,
     run: Callable | None = None,
 ) -> list[dict]:
     """Runs each replica's step on its device, and returns the logs of every replica.
 
     All logs are returned, because TensorFlow does not run what a function need not return. `run`
     calls the replicas' functions in another way than one after the other. With `tell_rows` each
-    step also gets the numbers of rows of all replicas' batches.
+    step also gets the numbers of rows of all replicas' batches: `rows_of_all`, or those of
+    `arguments` if the replicas are all of this process.
     """
     is_deferred = len(arguments[0]) > 1  # deferred batches are full
     stand_in = None if is_deferred else totals_lib.stand_in_of([own for (own,) in arguments])
@@ -128,7 +130,7 @@ def split_step(
         counts = [totals_lib.num_rows(own) for (own,) in arguments]
         stateful.note_cut(model, counts, num_replicas=replicas[0].num_replicas)
         if tell_rows:
-            arguments = [(own, tuple(counts)) for (own,) in arguments]
+            arguments = [(own, tuple(rows_of_all or counts)) for (own,) in arguments]
     more = () if stand_in is None else (stand_in,)
     calls = [
         functools.partial(step, *own, *more) for step, own in zip(steps, arguments, strict=True)

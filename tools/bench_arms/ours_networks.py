@@ -1,4 +1,4 @@
-"""An arm of tools/bench.py: tfaccel trains a network of networks.py on one device.
+"""An arm of tools/bench.py: tfaccel trains a network of networks.py, on one device or several.
 
 It talks to the driver through protocol.py. Images are uint8 in the memory of the device, and the
 step gathers and normalises its batch. Batches of tokens come from tf.data, which keeps them. All
@@ -7,7 +7,8 @@ steps of an epoch are one execution. Settings:
     network, tiny           a key of networks.NETWORKS; true for its tiny size
     precision, xla, setup   for tfaccel.setup: the dtype policy, XLA on or off, other arguments
     step                    arguments for tfaccel.StepConfig
-    batch, size             rows of a step; height and width of images, or tokens of a text
+    batch, size             rows of a step on each device; height and width of images, or tokens of
+                            a text
     epoch_steps             steps of an epoch; by default "drop"
     steps_per_execution     a number, or "epoch"
     drop, steps, trace, trace_after
@@ -40,6 +41,9 @@ def begin(settings: dict) -> protocol.Arm:
     run = tfaccel.setup(
         precision=settings["precision"], xla=settings["xla"], **settings.get("setup", {})
     )
+    # Each replica has the rows of one device.
+    batch = network.batch * run.strategy.num_replicas_in_sync
+    network = dataclasses.replace(network, batch=batch)
     epoch_steps = steps_of_epoch(settings)
     with run.scope():
         model = keras_networks.build(network)

@@ -87,6 +87,7 @@ def make_rows(*, batch: int, tiny: bool = False) -> tuple[Row, ...]:
     """
     # The first step has already taken all memory, so few steps are enough.
     few_steps = {"epoch_steps": 5, "drop": 5, "steps": 5, "steps_per_execution": 1}
+    vit = next(iter(network_row("V7", "vit_b16", goal=1.1, tiny=tiny).ours.values()))
     return (
         Row(
             "S1",
@@ -129,6 +130,12 @@ def make_rows(*, batch: int, tiny: bool = False) -> tuple[Row, ...]:
         jpeg_row("E2", gpus=4, goal=0.93, step_goal=1.3),
         scaling_row("D1", gpus=2, goal=1.94),
         scaling_row("D2", gpus=4, goal=3.85),
+        processes_row("P1", "ResNet-50", ours(), gpus=2, processes=2),
+        processes_row("P1", "ResNet-50", ours(), gpus=4, processes=4),
+        processes_row("P2", "ResNet-50", ours(), gpus=4, processes=2),
+        processes_row("P3", "from JPEG files", ours_from_jpegs(), gpus=2, processes=2),
+        processes_row("P4", "ViT-B/16", vit, gpus=2, processes=2, measure=ROWS_RATE),
+        processes_row("P4", "ViT-B/16", vit, gpus=4, processes=4, measure=ROWS_RATE),
         start_row("C1", "resnet50", goal=0.7, tiny=tiny),
         start_row("C2", "densenet121", goal=1, tiny=tiny),
         start_row("C3", "efficientnetv2b0", goal=1, tiny=tiny),
@@ -350,6 +357,32 @@ def scaling_row(name: str, *, gpus: int, goal: float) -> Row:
             "one process, its sums in CUDA graphs": ours(gpus=gpus, environment=SUMS_IN_GRAPHS),
         },
         {"one GPU": ours()},  # mixed_bfloat16 is slower: see the result files of S3
+        gpus=gpus,
+    )
+
+
+def processes_row(
+    name: str, what: str, arm: dict, *, gpus: int, processes: int, measure: str = RATE
+) -> Row:
+    """Returns a row that compares several processes with one process for all GPUs.
+
+    Args:
+      name: the name of the row.
+      what: what is trained, in words.
+      arm: the tfaccel arm in one process.
+      gpus: the number of GPUs.
+      processes: the number of processes, each of which has as many GPUs.
+      measure: what is compared.
+    """
+    each = "a process for each" if processes == gpus else f"{processes} processes"
+    return Row(
+        name,
+        f"{what}, {gpus} GPUs, {each} / one process",
+        0.97,
+        {f"{processes} processes": arm | {"gpus": gpus, "processes": processes}},
+        {"one process": arm | {"gpus": gpus}},
+        measure=measure,
+        needs=("jpegs",) if arm.get("data") == "jpegs" else (),
         gpus=gpus,
     )
 

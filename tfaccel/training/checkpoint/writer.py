@@ -14,7 +14,7 @@ import time
 
 # It imports TensorFlow, which a thread cannot import while the program ends.
 import tfaccel.training.checkpoint.arrays  # noqa: F401
-from tfaccel.process import waits
+from tfaccel.process import leave, waits
 from tfaccel.training.checkpoint.store import CheckpointError, Snapshot, Store
 
 log = logging.getLogger("tfaccel")
@@ -55,6 +55,7 @@ class Writer:
         self._thread = threading.Thread(
             target=self._write, args=(snapshot, waited_s, options), name="tfaccel checkpoint"
         )
+        leave.finish_first(self._thread)
         self._thread.start()
 
     def wait(self) -> None:
