@@ -19,8 +19,11 @@ from programs.harness import PROGRAMS, by_stock_keras
 
 # Workers have one replica each on the CPU. TensorFlow's private method lets them have two.
 WORKER = """
-import dataclasses, pathlib, pickle, sys
+import dataclasses, os, pathlib, pickle, sys
 sys.path.insert(0, {tests!r})
+on_gpu, xla = {gpus}, {xla}
+if on_gpu:
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(json.loads(os.environ["TF_CONFIG"])["task"]["index"])
 import numpy as np, tensorflow as tf
 num_local = {num_local}
 if num_local > 1:
@@ -37,8 +40,10 @@ from tfaccel.data.placement import untuned
 distribute = tf.distribute.Strategy.experimental_distribute_dataset
 tf.distribute.Strategy.experimental_distribute_dataset = lambda strategy, data, options=None: (
     distribute(strategy, untuned(data) if isinstance(data, tf.data.Dataset) else data, options))
-run = tfaccel.setup(gpu_ids=(), xla={xla})
+from tfaccel.keras_internals.replica import local_replicas
+run = tfaccel.setup(gpu_ids=None if on_gpu else (), xla=xla, tf32=False, memory="growth")
 assert run.strategy.num_replicas_in_sync == num_workers * num_local
+assert local_replicas(run.strategy)[0].reduces_in_xla == (on_gpu and xla)
 config = tfaccel.StepConfig(accumulation_steps={parts})
 
 def here(program):
@@ -82,7 +87,9 @@ def _wanted(name, batch_size):
     return by_stock_keras(dataclasses.replace(PROGRAMS[name], batch_size=batch_size))
 
 
-def check(folder, names, *, batch_size=None, num_local=1, xla=False, parts=1, eagerly=False):
+def check(
+    folder, names, *, batch_size=None, num_local=1, xla=False, parts=1, eagerly=False, gpus=False
+):
     """Raises AssertionError unless each process trains the programs as stock Keras."""
     sizes = {name: batch_size or PROGRAMS[name].batch_size for name in names}
     wanted = folder / "wanted.pickle"
@@ -94,6 +101,7 @@ def check(folder, names, *, batch_size=None, num_local=1, xla=False, parts=1, ea
         xla=xla,
         parts=parts,
         eagerly=eagerly,
+        gpus=gpus,
     )
     first, second = map(json.loads, in_workers(program, 2, timeout_s=30 + 30 * len(names)))
     assert first.keys() == second.keys() == sizes.keys()
@@ -144,6 +152,13 @@ SOME = [
 )
 def test_some_programs_train_on_two_processes_with(tmp_path, settings):
     check(tmp_path, SOME, batch_size=7, **settings)
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("batch_size", [None, 7])
+@pytest.mark.parametrize("xla", [True, False])
+def test_some_programs_train_on_two_gpus_by_a_process_each(tmp_path, batch_size, xla):
+    check(tmp_path, SOME, batch_size=batch_size, xla=xla, gpus=True)
 
 
 STATEFUL = """
