@@ -13,7 +13,7 @@ import types
 import pytest
 from conftest import new_process
 
-from tfaccel.runtime import autotuning
+from tfaccel.runtime import autotuning, xla_device
 
 DECIDES = {"packages": {"tensorflow": "2.21.0"}, "gpus": ["H200"], "tf32": True}
 FILE, CHOICE = 3, 22  # the versions that XLA of TensorFlow 2.21 wrote on an H200
@@ -38,10 +38,10 @@ def begin(decides=DECIDES):
     return [pathlib.Path(each[1]) if each else None for each in paths]
 
 
-def written(path, results, *, versions=(FILE, CHOICE)):
+def written(path, results, *, versions=(FILE, CHOICE), device="H200"):
     """Writes choices as XLA does: {operation: choice}."""
     results = [
-        {"device": "H200", "hlo": hlo, "result": result, "version": versions[1]}
+        {"device": device, "hlo": hlo, "result": result, "version": versions[1]}
         for hlo, result in results.items()
     ]
     data = autotuning._results()(version=versions[0], results=results).SerializeToString()
@@ -164,6 +164,40 @@ def test_the_packages_choices_are_used_where_they_fit(tmp_path, caplog):
     assert "; 2 are there, 1 of them from the package" in caplog.text
 
 
+OF_H200 = "CUDA: 9.0, Cores: 132, GPU clock: 1.98 GHz, Memory bandwidth: 4814 GB/s, L2 cache: 60 MB"
+OF_H100 = OF_H200.replace("4814", "3352").replace("60 MB", "50 MB")
+OF_ANOTHER = OF_H100.replace("132", "114")
+
+
+def test_a_gpu_gets_the_products_of_a_sibling(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "tfaccel")
+    folder = tmp_path / "shipped"
+    folder.mkdir()
+    choices = {"{ a conv(b, c) }": b"1", "{ a dot(b, c) }": b"2"}
+    data = written(tmp_path / "x.pb", choices, device=f"{OF_H200}, DNN version: 9.28.0")
+    (folder / "h200.pb.gz").write_bytes(gzip.compress(data))
+    (folder / "h200.json").write_text(json.dumps({"packages": DECIDES["packages"]}))
+
+    def kept_for(gpu, **other):
+        autotuning._begun.clear()
+        caplog.clear()
+        autotuning.use(DECIDES | other, gpu=gpu)
+        path = pathlib.Path(re.search(rf"{autotuning.READ}=(\S+)", os.environ["XLA_FLAGS"])[1])
+        found = autotuning.read(path).results
+        return {each.device: each.hlo for each in found if "H200" not in each.device}, len(found)
+
+    devices, number = kept_for(OF_H100, gpus=["H100"])
+    assert devices[f"{OF_H100}, DNN version: 9.28.0"] == "{ a dot(b, c) }"
+    assert number == 3
+    assert "3 are there, 3 of them from the package" in caplog.text
+    assert "1 choices of the package were made on a GPU with as many cores" in caplog.text
+    assert kept_for(OF_H100, gpus=["H100"])[1] == 3  # nothing twice
+
+    for gpu in (OF_H200, OF_ANOTHER, None):
+        assert kept_for(gpu, gpus=[gpu])[1] == 2
+        assert "as many cores" not in caplog.text
+
+
 def test_a_second_setup_keeps_the_files():
     autotuning.use(DECIDES)
     flags = os.environ["XLA_FLAGS"]
@@ -223,7 +257,7 @@ def test_what_prevents_it_is_said(tmp_path, monkeypatch, caplog, kind):
 
 JOIN = """
 import sys, time
-from tfaccel.runtime import autotuning
+from tfaccel.runtime import autotuning, xla_device
 time.sleep(max(0, float(sys.argv[1]) - time.time()))
 for _ in range(20):
     autotuning._begun.clear()
@@ -256,6 +290,10 @@ model.fit(x, y, batch_size=32, verbose=0)
 """
 
 
+def _results_in(path):
+    return autotuning.read(path).results
+
+
 @pytest.mark.gpu
 def test_xla_reads_what_it_wrote(own_cache, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "")
@@ -271,6 +309,8 @@ def test_xla_reads_what_it_wrote(own_cache, monkeypatch):
 
     _, first = tuned()
     assert first
+    (device,) = {each.device for path in own_cache.rglob("*.pb") for each in _results_in(path)}
+    assert device.startswith(f"{xla_device.described(0)}, DNN version: ")
     said, second = tuned()
     assert "Autotune results loaded from file" in said
     assert second == first  # nothing was timed again

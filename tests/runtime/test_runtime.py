@@ -204,18 +204,15 @@ def on_planted_gpus(setup, monkeypatch):
     for name in ("_start_devices", "load_cuda_libraries"):
         monkeypatch.setattr(runtime, name, lambda *_, **__: None)
     for kept in (runtime.compile_cache, runtime.autotuning):
-        monkeypatch.setattr(kept, "use", lambda decides: None)
+        monkeypatch.setattr(kept, "use", lambda decides, **_: None)
     return configure
 
 
 @pytest.mark.parametrize(
     ("num_gpus", "num_workers", "waits"),
-    [(1, 1, False), (2, 1, True), (1, 2, False), (2, 2, False)],
+    [(1, 1, False), (2, 1, True), (1, 2, True), (2, 2, True)],
 )
-def test_only_replicas_that_are_all_in_one_process_wait_in_xla(
-    on_planted_gpus, num_gpus, num_workers, waits
-):
-    """As in local_replicas: elsewhere no sum over replicas is in XLA's programs."""
+def test_replicas_wait_for_others_that_compile(on_planted_gpus, num_gpus, num_workers, waits):
     flags = on_planted_gpus(num_gpus, num_workers, xla=True)
     assert ("xla_gpu_executable_terminate_timeout" in flags) is waits
     assert NO_TIMING in flags
@@ -285,7 +282,7 @@ def test_kept_programs_depend_on_the_flags(on_planted_gpus, monkeypatch):
 
 def test_choices_of_kernels_depend_on_the_users_flags_only(on_planted_gpus, monkeypatch):
     kept, left_out = [], []
-    monkeypatch.setattr(runtime.autotuning, "use", kept.append)
+    monkeypatch.setattr(runtime.autotuning, "use", lambda decides, **_: kept.append(decides))
     monkeypatch.setattr(runtime.autotuning, "leave_out", left_out.append)
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_triton_gemm=false")
     on_planted_gpus(1)

@@ -1,6 +1,8 @@
 """Keeps the kernels that XLA chose by timing, for every later program with the same operations.
 
-The choices are in ~/.cache/tfaccel/autotuning. The package may bring those of some networks.
+The choices are in ~/.cache/tfaccel/autotuning. The package may bring those of some networks. A GPU
+for which it has none gets the products of a sibling (tfaccel/runtime/xla_device.py): the tiles of a
+product fit a GPU's cores, which are the same. cuDNN's choices are left to the GPU itself.
 
     use({"tensorflow": "2.21.0", "gpus": [...], "tf32": True})      # before XLA reads its flags
 
@@ -34,6 +36,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message, message_fa
 from tfaccel.common import own_files
 from tfaccel.process.cache_folder import cache_folder, make_own
 from tfaccel.runtime.compile_cache import check_room
+from tfaccel.runtime.xla_device import is_sibling
 
 log = logging.getLogger("tfaccel")
 
@@ -51,12 +54,13 @@ _begun: list[str] = []
 _begun_for: list[str] = []
 
 
-def use(decides: Mapping[str, object]) -> None:
+def use(decides: Mapping[str, object], *, gpu: str | None = None) -> None:
     """Makes XLA read and write choices for `decides`, before it reads its flags.
 
     Args:
       decides: all that a choice depends on, as values for JSON. `packages` are the versions of
         libraries, and `gpus` are descriptions of GPUs.
+      gpu: XLA's description of the GPU, from `xla_device.described`; None if it is not known.
     """
     flags = without_ours(os.environ.get("XLA_FLAGS", ""))
     text = json.dumps(dict(decides), indent=2, sort_keys=True)
@@ -76,7 +80,9 @@ def use(decides: Mapping[str, object]) -> None:
         make_own(folder)
         check_room(folder)  # if XLA cannot write the file, it ends the run with an error
         own_files.replace(folder / "settings.json", text.encode())
-        num_kept, num_shipped = _join(folder, _shipped(decides))
+        shipped = _shipped(decides)
+        of_sibling = _of_sibling(shipped, gpu)
+        num_kept, num_shipped = _join(folder, join([shipped, of_sibling]))
     except OSError as error:
         return leave_out(f"{folder} cannot be used ({error.strerror or error})")
     own = folder / f"{os.getpid()}-{secrets.token_hex(4)}.pb"
@@ -85,13 +91,19 @@ def use(decides: Mapping[str, object]) -> None:
     if num_kept:
         _begun.append(f"--{READ}={folder / KEPT}")
     os.environ["XLA_FLAGS"] = " ".join([flags, *_begun]).strip()
-    return log.info(
+    log.info(
         "autotuning: XLA's choices of kernels are kept in %s; %d are there, %d of them from the "
         "package",
         folder,
         num_kept,
         num_shipped,
     )
+    if of_sibling is not None:
+        log.info(
+            "autotuning: %d choices of the package were made on a GPU with as many cores of the "
+            "same architecture, because it has none for this one",
+            len(of_sibling.results),
+        )
 
 
 def leave_out(reason: str) -> None:
@@ -190,6 +202,23 @@ def _shipped(decides: Mapping[str, object]) -> message.Message:
         for path in sorted(SHIPPED.glob("*.json"))
         if json.loads(path.read_text())["packages"] == decides.get("packages")
     )
+
+
+def _of_sibling(shipped: message.Message, gpu: str | None) -> message.Message | None:
+    """Returns a sibling's products for a GPU without choices of its own; None if there are none."""
+    devices = {each.device for each in shipped.results}
+    if gpu is None or any(each.startswith(gpu) for each in devices):
+        return None
+    sibling = next((each for each in sorted(devices) if is_sibling(gpu, each)), None)
+    if sibling is None:
+        return None
+    _, _, cudnn = sibling.rpartition(",")
+    found = _results()(version=shipped.version)
+    for each in shipped.results:
+        if each.device == sibling and " dot(" in each.hlo:
+            found.results.add().CopyFrom(each)
+            found.results[-1].device = f"{gpu},{cudnn}"
+    return found if found.results else None
 
 
 @functools.cache

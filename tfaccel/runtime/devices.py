@@ -34,7 +34,7 @@ from tfaccel.common.run_log import summary
 from tfaccel.common.version import __version__
 from tfaccel.config import RuntimeConfig
 from tfaccel.process import progress, start_noise
-from tfaccel.runtime import autotuning, compile_cache
+from tfaccel.runtime import autotuning, compile_cache, xla_device
 from tfaccel.runtime.cluster import Cluster
 from tfaccel.runtime.cluster.share import num_cores, share_gpus
 from tfaccel.runtime.private_names import devices_are_known, stop_determinism
@@ -140,8 +140,7 @@ def configure(config: RuntimeConfig, cluster: Cluster = ALONE) -> Runtime:
     if xla and gpu_ids:
         _warn_of_cublas_lt()
         _fuse_by_rule()
-        # In a job of several processes, XLA's programs have no sums: see local_replicas.
-        if len(gpu_ids) > 1 and cluster.num_workers == 1:
+        if len(gpu_ids) * cluster.num_workers > 1:
             _wait_for_compilation()
     keras.utils.set_random_seed(config.seed)
     if config.deterministic:
@@ -306,7 +305,8 @@ def _keep_programs(config: RuntimeConfig, gpu_ids: Sequence[int], *, xla: bool) 
     if config.deterministic:  # XLA then times no kernels
         autotuning.leave_out("deterministic=True is set")
     else:
-        autotuning.use(decides | {"xla_flags": _given(flags)})
+        gpu = xla_device.described(gpu_ids[0])
+        autotuning.use(decides | {"xla_flags": _given(flags)}, gpu=gpu)
 
 
 def _keep_launches() -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 import pynvml
 
+from tfaccel.runtime.cuda_driver import check, opened
 from tfaccel.runtime.devices import Device
 
 log = logging.getLogger("tfaccel")
@@ -94,18 +95,11 @@ def cuda_uuids(ordinals: Sequence[int], load: Callable = ctypes.CDLL) -> list[st
       OSError: there is no driver, or a call fails.
       AttributeError: the driver is older than CUDA 11.4, and lacks the function.
     """
-    cuda = load("libcuda.so.1")
-    _check(cuda.cuInit(0), "cuInit")
     found = []
     for ordinal in ordinals:
-        device, raw = ctypes.c_int(), ctypes.create_string_buffer(16)
-        _check(cuda.cuDeviceGet(ctypes.byref(device), ordinal), "cuDeviceGet")
+        cuda, device = opened(ordinal, load=load)
+        raw = ctypes.create_string_buffer(16)
         # For a MIG slice, _v2 returns the slice's UUID; the older function returns the GPU's.
-        _check(cuda.cuDeviceGetUuid_v2(raw, device), "cuDeviceGetUuid_v2")
+        check(cuda.cuDeviceGetUuid_v2(raw, device), "cuDeviceGetUuid_v2")
         found.append(f"GPU-{uuid.UUID(bytes=raw.raw)}")
     return found
-
-
-def _check(code: int, function: str) -> None:
-    if code != 0:
-        raise OSError(f"{function} returned {code}")
