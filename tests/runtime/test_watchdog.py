@@ -205,7 +205,8 @@ def test_a_call_that_waits_for_a_lost_worker_for_ever_ends_the_process():
         [sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 1, done.stderr
-    assert done.stdout == "writing\nwaitingwritten\n"
+    assert "waiting" in done.stdout  # what it had not flushed
+    assert "written\n" in done.stdout
     assert "tfaccel: error: worker 0 (a:1) is lost: no answer for" in done.stderr
 
 
