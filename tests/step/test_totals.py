@@ -49,6 +49,35 @@ def test_there_is_a_vector_for_each_dtype(totals):
     }
 
 
+@pytest.mark.parametrize("gradients_as", [None, "float16"])
+def test_buckets_begin_with_the_last_layers(totals, gradients_as):
+    size = 2 if gradients_as else 4
+    layout = Layout(totals, gradients_as=gradients_as, bucket_bytes=17 * size)
+    vectors = layout.pack(totals)
+    dtype = gradients_as or "float32"
+    own = [each for each in vectors if each.dtype == dtype]
+    # 20, 4, 12 and 3 values: the first one is larger than a bucket.
+    others = 0 if gradients_as else 8
+    assert [each.shape[0] for each in own] == [15, 4, 20 + others]
+    flat = [tf.reshape(each, [-1]) for each in totals.gradients]
+    np.testing.assert_array_equal(own[0], tf.cast(tf.concat(flat[2:], 0), dtype))
+    same, spans = layout.unpack(vectors)
+    for each, wanted in zip(*map(tf.nest.flatten, (same.tensors(), totals.tensors())), strict=True):
+        np.testing.assert_array_equal(each, wanted)
+    assert sorted(index for span in spans for index in span.indices) == [0, 1, 2, 3]
+    for span in spans:
+        wanted = tf.concat([flat[each] for each in span.indices], 0)
+        np.testing.assert_array_equal(span.values, wanted)
+
+
+def test_gradients_that_fit_in_a_bucket_are_in_one_vector(totals):
+    whole = Layout(totals, gradients_as=None).pack(totals)
+    for each, wanted in zip(
+        Layout(totals, gradients_as=None, bucket_bytes=39 * 4).pack(totals), whole, strict=True
+    ):
+        np.testing.assert_array_equal(each, wanted)
+
+
 # Of 9 float32 tensors, or of the 4 gradients alone, by how many XLA joins at once.
 @pytest.mark.parametrize(
     ("gradients_as", "at_once", "wanted"),

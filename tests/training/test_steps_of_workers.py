@@ -41,6 +41,8 @@ distribute = tf.distribute.Strategy.experimental_distribute_dataset
 tf.distribute.Strategy.experimental_distribute_dataset = lambda strategy, data, options=None: (
     distribute(strategy, untuned(data) if isinstance(data, tf.data.Dataset) else data, options))
 from tfaccel.keras_internals.replica import local_replicas
+from tfaccel.step import totals
+totals.BUCKET_BYTES = 256  # so that gradients are in several vectors
 run = tfaccel.setup(gpu_ids=None if on_gpu else (), xla=xla, tf32=False, memory="growth")
 assert run.strategy.num_replicas_in_sync == num_workers * num_local
 assert local_replicas(run.strategy)[0].reduces_in_xla == (on_gpu and xla)

@@ -35,6 +35,7 @@ class Replica:
       local_index: The index among the replicas of this process.
       index: The index among the replicas of all workers, worker by worker.
       num_replicas: The number of replicas of all workers.
+      num_local: The number of replicas of this process.
       device: TensorFlow's name of the device.
       launcher: TensorFlow's launcher of the collectives that this replica takes part in.
       reduces_in_xla: Whether you may call `all_reduce_in_xla`. If false, it might wait for ever.
@@ -50,6 +51,7 @@ class Replica:
     local_index: int
     index: int
     num_replicas: int
+    num_local: int
     device: str
     launcher: object
     reduces_in_xla: bool
@@ -62,6 +64,11 @@ class Replica:
     def is_gpu(self) -> bool:
         """Whether the device is a GPU."""
         return _is_gpu(self.device)
+
+    @property
+    def is_of_workers(self) -> bool:
+        """Whether other processes have replicas, too."""
+        return self.num_local < self.num_replicas
 
     @property
     def layer_kernels(self) -> dict:
@@ -194,7 +201,7 @@ def local_replicas(strategy: tf.distribute.Strategy) -> list[Replica]:
     if num_replicas > len(devices):
         reduces_in_xla = reduces_in_xla and strategy in _reduce_in_xla
     return [
-        Replica(index, first + index, num_replicas, device, launcher, reduces_in_xla)
+        Replica(index, first + index, num_replicas, len(devices), device, launcher, reduces_in_xla)
         for index, (device, launcher) in enumerate(
             zip(devices, collectives._launchers, strict=True)
         )

@@ -372,7 +372,7 @@ class _Step:
     @property
     def is_of_workers(self) -> bool:
         """Whether other processes have replicas, too."""
-        return len(self._replicas) < self._replicas[0].num_replicas
+        return self._replicas[0].is_of_workers
 
     @property
     def _sums_in_xla(self) -> bool:

@@ -41,13 +41,19 @@ class GradientSum:
         """
         self._replicas = local_replicas(model.distribute_strategy)
         self.num_replicas = self._replicas[0].num_replicas
-        sizes = sizes_by_dtype(model.trainable_variables, gradients_as=gradients_as)
-        self.num_bytes = sum(dtype.size * size for dtype, size in sizes.items())
+        in_xla = model.train_function.xla and self._replicas[0].reduces_in_xla
+        most = replica_steps.bucket_bytes_of(self._replicas[0], in_xla=in_xla)
+        by_dtype = sizes_by_dtype(model.trainable_variables, gradients_as=gradients_as)
+        sizes = [
+            (dtype, each)
+            for dtype, size in by_dtype.items()
+            for each in _cut(size, size if most is None else most // dtype.size)
+        ]
+        self.num_bytes = sum(dtype.size * size for dtype, size in sizes)
         self._buffers = []
         for replica in self._replicas:
             with tf.device(replica.device):
-                self._buffers.append([tf.ones([size], dtype) for dtype, size in sizes.items()])
-        in_xla = model.train_function.xla and self._replicas[0].reduces_in_xla
+                self._buffers.append([tf.ones([size], dtype) for dtype, size in sizes])
         self._sums = [_sum_of(each, in_xla=in_xla) for each in self._replicas]
         attributes = UNORDERED if in_xla else None
         self._call = tf.function(self._on_each, autograph=False, experimental_attributes=attributes)
@@ -62,8 +68,8 @@ class GradientSum:
           num_times: the number of sums, at least 1. Each one sums the same buffers.
 
         Returns:
-          The last sums: for each replica here, a vector for each dtype. All buffers hold ones, so
-          each value is the number of replicas.
+          The last sums: for each replica here, one or several vectors for each dtype, as in a step.
+          All buffers hold ones, so each value is the number of replicas.
         """
         for _ in range(num_times):
             sums = self._call(self._buffers)
@@ -84,7 +90,7 @@ def sizes_by_dtype(
 ) -> dict[tf.DType, int]:
     """Returns the number of gradient values that are sent in each dtype.
 
-    A step sends one vector for each dtype (tfaccel/step/totals.py). The vector also has the few
+    A step sends a few vectors for each dtype (tfaccel/step/totals.py). One of them also has the few
     values of metrics and of batch norm, which are not counted here.
 
     Args:
@@ -96,6 +102,11 @@ def sizes_by_dtype(
         dtype = sent_as(tf.as_dtype(each.dtype), gradients_as)
         sizes[dtype] = sizes.get(dtype, 0) + math.prod(each.shape)
     return sizes
+
+
+def _cut(size: int, most: int) -> list[int]:
+    """Returns sizes of at most `most` that add up to `size`."""
+    return [min(most, size - start) for start in range(0, size, most)] if size else [0]
 
 
 def _sum_of(replica: Replica, *, in_xla: bool) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:

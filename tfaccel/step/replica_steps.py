@@ -168,6 +168,8 @@ def replica_step(
     # If values are joined within the step, gradients are checked where they are applied.
     compile_ = functools.partial(compiled, replica) if updates_in_xla and not xla else None
     updates_in_xla = (updates_in_xla or xla) and not within
+    in_one_function = xla and replica.reduces_in_xla
+    bucket_bytes = bucket_bytes_of(replica, in_xla=in_one_function)
     layout = watch = updates = None  # known once the pass is traced
 
     def forward_backward(batch, stand_in=None, collectives=None):
@@ -177,7 +179,8 @@ def replica_step(
             apply = None if watch is None else watch.apply
             settings = {"stand_in": stand_in, "apply": apply, "collectives": collectives}
             totals = pass_(replica, batch, **settings)
-        layout, updates = Layout(totals, gradients_as=gradients_as), totals.updates
+        layout = Layout(totals, gradients_as=gradients_as, bucket_bytes=bucket_bytes)
+        updates = totals.updates
         return layout.pack(totals), totals.metrics_before, updates.inputs.take_sent()
 
     def update(buffers, metrics_before, gathered):
@@ -200,13 +203,23 @@ def replica_step(
         sums = [replica.all_reduce(each) for each in buffers]
         return update(sums, metrics_before, updates.inputs.gathered(sent))
 
-    if xla and replica.reduces_in_xla:
+    if in_one_function:
         return compiled(replica, from_deferred(whole, make_batch, trains=trains))
     if xla:  # else it is traced into the caller's graph, where batch norm can sum over replicas
         forward_backward = compiled(replica, forward_backward)
     if updates_in_xla:
         update = compiled(replica, update)
     return in_parts
+
+
+def bucket_bytes_of(replica: Replica, *, in_xla: bool) -> int | None:
+    """Returns the most bytes of gradients that a replica sends at once; None for all of a dtype.
+
+    Args:
+      replica: the replica.
+      in_xla: whether XLA sums within the step, and so cuts the vectors itself.
+    """
+    return totals_lib.BUCKET_BYTES if replica.is_of_workers and not in_xla else None
 
 
 def compiled(replica: Replica, function: Callable) -> Callable:

@@ -45,6 +45,11 @@ ROWS_UNIT = 256.0
 # once (variadic_op_splitter.cc). Joining some here does not help, because XLA flattens that first.
 _JOINED_AT_ONCE = 128
 
+# The most bytes of gradients in a vector that goes to other workers: PyTorch's DDP has 25 MiB, too
+# (`bucket_cap_mb`). The vector of the last layers is sent while the backward pass still computes
+# the first ones.
+BUCKET_BYTES = 25 << 20
+
 _SUMMED = ("rows", "gradients", "changes", "logs", "metrics", "metrics_before", "numbers")
 
 
@@ -329,14 +334,20 @@ class Layout:
     """The order of totals in a few vectors, one per dtype, so that few collectives carry them.
 
     Each vector has three parts: all that is not a gradient, the smaller gradients, and the largest.
+    With buckets, gradients of a dtype that take more than a bucket are in several vectors, those of
+    the last layers first. The last of these vectors has all that is not a gradient.
     """
 
-    def __init__(self, totals: Totals, *, gradients_as: str | None):
+    def __init__(
+        self, totals: Totals, *, gradients_as: str | None, bucket_bytes: int | None = None
+    ):
         """Decides the order for totals like these.
 
         Args:
           totals: the totals of any replica; all replicas have the same variables.
           gradients_as: the dtype in which gradients are sent; None for their own dtype.
+          bucket_bytes: the most bytes of gradients in a vector, unless one gradient is larger; None
+            for all gradients of a dtype in one vector.
         """
         specs = tf.nest.map_structure(
             lambda each: tf.TensorSpec(each.shape, each.dtype), totals.tensors()
@@ -349,23 +360,24 @@ class Layout:
             sent_as(each.dtype, None if index is None else gradients_as)
             for each, index in zip(self._specs, self._gradients, strict=True)
         ]
-        self._parts = {dtype: self._parts_of(dtype) for dtype in sorted(set(self._dtypes), key=str)}
+        dtypes = sorted(set(self._dtypes), key=str)
+        self._vectors = [each for dtype in dtypes for each in self._cut(dtype, bucket_bytes)]
 
     def pack(self, totals: Totals) -> list[tf.Tensor]:
-        """Returns one vector per dtype."""
+        """Returns the vectors, in the order in which they are to be summed."""
         flat = [
             tf.reshape(tf.cast(each, dtype), [-1])
             for each, dtype in zip(tf.nest.flatten(totals.tensors()), self._dtypes, strict=True)
         ]
         return [
             tf.concat([flat[index] for index in itertools.chain(*parts)], axis=0)
-            for parts in self._parts.values()
+            for parts in self._vectors
         ]
 
     def unpack(self, vectors: list[tf.Tensor]) -> tuple[Totals, list[Span]]:
         """Returns the totals in the vectors, and the gradients a second time, uncut."""
         flat, spans = [None] * len(self._specs), []
-        for parts, vector in zip(self._parts.values(), vectors, strict=True):
+        for parts, vector in zip(self._vectors, vectors, strict=True):
             members = list(itertools.chain(*parts))
             for index, part in zip(members, tf.split(vector, self._sizes(members)), strict=True):
                 spec = self._specs[index]
@@ -384,6 +396,22 @@ class Layout:
                 values = tf.cast(vector[start : start + sum(sizes)], dtype)
                 yield Span(values, [self._gradients[each] for each in members], sizes)
                 start += sum(sizes)
+
+    def _cut(self, dtype: tf.DType, bucket_bytes: int | None) -> list[tuple[list[int], ...]]:
+        """Returns the parts of each vector of a dtype."""
+        others, *gradients = self._parts_of(dtype)
+        buckets, num_bytes = [[]], 0
+        for index in sorted(itertools.chain(*gradients), reverse=True):
+            own_bytes = self._specs[index].shape.num_elements() * dtype.size
+            if bucket_bytes and buckets[-1] and num_bytes + own_bytes > bucket_bytes:
+                buckets.append([])
+                num_bytes = 0
+            buckets[-1].insert(0, index)
+            num_bytes += own_bytes
+        *first, last = buckets
+        return (
+            [([], each) for each in first] + [(others, last)] if first else [(others, *gradients)]
+        )
 
     def _parts_of(self, dtype: tf.DType) -> tuple[list[int], list[int], list[int]]:
         """Returns the indices of a dtype's tensors in three parts, each in the model's order.
