@@ -22,6 +22,7 @@ from tfaccel.config.images import AugmentConfig, DaliConfig, DataConfig
 from tfaccel.config.runtime import RuntimeConfig
 from tfaccel.config.training import CheckpointConfig, ModelConfig, StepConfig, TrainConfig
 from tfaccel.config.vit import VitConfig, check_vit, is_vit
+from tfaccel.config.weights_pixels import with_pixels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,10 +141,11 @@ def parse(config: ml_collections.ConfigDict) -> Config:
     for each in config:
         if each not in sections:
             raise UserError(f"config has no field '{each}'{meant.field(each, all_fields())}")
-    return Config(**{name: _section(name, kind, config) for name, kind in sections.items()})
+    values = with_pixels({name: _values(name, kind, config) for name, kind in sections.items()})
+    return Config(**{name: kind(**values[name]) for name, kind in sections.items()})
 
 
-def _section(name: str, kind: type, config: ml_collections.ConfigDict):
+def _values(name: str, kind: type, config: ml_collections.ConfigDict) -> dict:
     values = config.get(name, {})
     if not isinstance(values, ml_collections.ConfigDict | dict):
         raise UserError(f"config.{name}={values!r}; expected a group of fields")
@@ -152,4 +154,4 @@ def _section(name: str, kind: type, config: ml_collections.ConfigDict):
         if each not in fields:
             hint = meant.field(each, all_fields(), fields, section=name)
             raise UserError(f"config.{name} has no field '{each}'{hint}")
-    return kind(**dict(values))
+    return dict(values)

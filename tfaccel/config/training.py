@@ -28,20 +28,25 @@ class ModelConfig:
 
     name: str = "mnist_cnn"
     """Architecture, e.g. resnet50. It is "mnist_cnn", "cifar_resnet", "restoration_cnn", a Vision
-    Transformer ("vit_tiny", "vit_small", "vit_base", "vit_large"; its settings are in config.vit)
-    or any architecture of `keras.applications`. Upper and lower case make no difference."""
+    Transformer ("vit_tiny", "vit_small", "vit_base", "vit_large"; its settings are in config.vit),
+    torchvision's ResNet ("resnet50_v1_5", "resnet101_v1_5", "resnet152_v1_5"), or any architecture
+    of `keras.applications`. Upper and lower case make no difference."""
     num_outputs: int | None = None
     """Number of classes or channels of the model's output. None takes the number of classes in the
     data, or the channels of the targets. Masks need it: it is the number of values in a mask."""
     weights: str | None = None
-    """File of weights to begin from. It is a local file: ".keras", ".weights.h5", ".weights.json"
-    (an index of several files), or ".h5" in the format of keras.applications. Weights are matched
-    by name and shape. Layers that do not match, such as a head for another number of classes, start
-    with random weights, and the log lists them. None starts all layers with random weights."""
-    weights_order: str = "rgb"
+    """File of weights to begin from. It is a local file: ".keras", ".weights.h5" (also of a
+    KerasHub preset), ".weights.json" (an index of several files), ".h5" in the format of
+    keras.applications, or ".safetensors" of torchvision or timm for resnet50_v1_5, VGG, DenseNet,
+    ConvNeXt or ViT.
+    Weights are matched by name and shape. Layers that do not match, such as a head for another
+    number of classes, start with random weights, and the log lists them. A run that resumes takes
+    its checkpoint instead. None starts all layers with random weights."""
+    weights_order: str | None = None
     """Order of the colour channels on which `weights` were trained: "rgb" or "bgr". Keras's own
     files for ResNet50 and VGG16 are "bgr". For "bgr", the channels of the first convolution are
-    reversed, so that the model takes RGB and its outputs stay the same."""
+    reversed, so that the model takes RGB and its outputs stay the same. None is "rgb", or what is
+    known of the file if `data.mean` and `data.std` are None, too."""
     freeze: Sequence[str] | None = None
     """Names of layers that are not trained. "*" stands for any letters. "backbone" stands for all
     layers but the last one with weights, so that only a new head is trained on `weights`. A frozen
@@ -56,6 +61,8 @@ class ModelConfig:
         check_optional_ints(self, "num_outputs")
         if self.weights is not None:
             check_text("weights", self.weights, expected="a file's path, or None")
+        if self.weights_order is None:
+            object.__setattr__(self, "weights_order", "rgb")
         check_choice("weights_order", self.weights_order, WEIGHTS_ORDERS)
         if self.weights is None and self.weights_order != "rgb":
             raise UserError(

@@ -19,6 +19,7 @@ from tfaccel.common.errors import RunError, UserError
 from tfaccel.common.run_log import summary
 from tfaccel.common.tables import counted
 from tfaccel.config import Config, ExportConfig, TrainConfig, deciding
+from tfaccel.config.weights_pixels import of_file
 from tfaccel.data.distribute import Loader, check_same_classes
 from tfaccel.data.images import ImageData
 from tfaccel.experiment import models, recipe, tasks
@@ -35,7 +36,6 @@ from tfaccel.runtime.agreement import of_workers, together
 from tfaccel.runtime.cluster import Cluster
 from tfaccel.runtime.devices import Device
 from tfaccel.training import workdir as workdir_lib
-from tfaccel.training.keras_pixels import trained_on
 from tfaccel.training.own_scaling import misfit
 
 log = logging.getLogger("tfaccel")
@@ -79,7 +79,8 @@ def run(
             return result
 
         # ----- Data, model and step: see `prepare`.
-        train, test, model = prepare(this_run, config)
+        continues = workdir_lib.has_checkpoints(workdir)
+        train, test, model = prepare(this_run, config, continues=continues)
 
         # ----- Workdir: for the chief alone; a run that cannot begin leaves nothing behind.
         is_chief = this_run.cluster.is_chief
@@ -105,7 +106,8 @@ def run(
             workdir / "checkpoints",
             config.checkpoint,
             monitor=config.train.monitor,
-            resume=resume,
+            # If the checkpoints that replace model.weights are gone by now, it must not go on.
+            resume="required" if continues and resume == "auto" else resume,
             accept_changes=accept_changes,
             facts=deciding(config),
         )
@@ -190,8 +192,12 @@ def _describe(workdir: pathlib.Path, config: Config) -> None:
     workdir_lib.write_json(workdir / "environment.json", runtime.describe_environment())
 
 
-def prepare(this_run: Run, config: Config) -> tuple[Loader, Loader, keras.Model]:
+def prepare(
+    this_run: Run, config: Config, *, continues: bool = False
+) -> tuple[Loader, Loader, keras.Model]:
     """Returns the loaders for training and test, and the compiled model.
+
+    With `continues`, a checkpoint will replace all weights, so the config's are not loaded.
 
     Raises:
       UserError: the data cannot be used, or do not suit the model or the recipe.
@@ -208,7 +214,7 @@ def prepare(this_run: Run, config: Config) -> tuple[Loader, Loader, keras.Model]
     check_same_classes(train.class_names, test.class_names)
 
     # ----- Model: with the outputs that the data need.
-    model, task = build(this_run, config, train.data)
+    model, task = build(this_run, config, train.data, continues=continues)
     tasks.check_monitor(config.train.monitor, task)
     summary("%s", _in_words(model, train, test))
 
@@ -249,22 +255,28 @@ def make_optimizer(config: TrainConfig, loader: Loader) -> keras.optimizers.Opti
     return recipe.make_optimizer(config, schedule)
 
 
-def build(this_run: Run, config: Config, data: ImageData) -> tuple[keras.Model, tasks.Task]:
+def build(
+    this_run: Run, config: Config, data: ImageData, *, continues: bool = False
+) -> tuple[keras.Model, tasks.Task]:
     """Returns the model for a loader's data, made in the strategy's scope, and its task.
 
     Raises:
       UserError: the data do not suit the model.
     """
     task = tasks.task_of(data, config.model, config.step, config.train)
-    model = make_model(this_run, config, num_outputs=task.num_outputs)
+    model = make_model(this_run, config, num_outputs=task.num_outputs, continues=continues)
     tasks.check_model(model, task)
     if fault := misfit(model, data.pixel_range):
         raise UserError(f"{fault} (--config.data.mean=0 --config.data.std={1 / 255:.16g})")
     return model, task
 
 
-def make_model(this_run: Run, config: Config, *, num_outputs: int) -> keras.Model:
+def make_model(
+    this_run: Run, config: Config, *, num_outputs: int, continues: bool = False
+) -> keras.Model:
     """Returns the config's model with `num_outputs` classes or channels, in the strategy's scope.
+
+    With `continues`, a checkpoint will replace all weights, so the config's are not loaded.
 
     Raises:
       UserError: the model does not suit the images, or the config's weights or layers do not suit
@@ -277,9 +289,11 @@ def make_model(this_run: Run, config: Config, *, num_outputs: int) -> keras.Mode
             num_outputs=num_outputs,
             vit=config.vit,
         )
-        if config.model.weights is not None:
+        if config.model.weights is not None and continues:
+            summary("model: the checkpoint's weights count, so model.weights is not read again")
+        elif config.model.weights is not None:
             begin_from(config.model.weights, model, order=config.model.weights_order)
-            _warn_of_pixels(config)
+            _compare_pixels(config)
         if config.model.float32_layers:
             model = with_float32_layers(model, config.model.float32_layers)
         if config.model.freeze:
@@ -289,21 +303,31 @@ def make_model(this_run: Run, config: Config, *, num_outputs: int) -> keras.Mode
     return model
 
 
-def _warn_of_pixels(config: Config) -> None:
-    """Warns if the loader's pixels differ from those that Keras's weights were trained on."""
-    pixels = trained_on(config.model.name)
-    if pixels is None or config.data.channels != 3:
-        return
-    given = config.data.mean + config.data.std
-    as_trained = np.allclose(given, pixels.mean + pixels.std, rtol=0.02, atol=0.002)
-    if not as_trained or config.model.weights_order != pixels.order:
+def _compare_pixels(config: Config) -> None:
+    """Logs whether the loader's pixels are those of the weights' training, if these are known."""
+    known = of_file(config.model.weights, config.model.name)
+    if known is None and config.model.weights.endswith(".safetensors"):
         log.warning(
-            "model: if %s is one of Keras's own files for %s, it was trained on other pixels; use "
-            "%s",
+            "data: nothing says which pixels %s was trained on: there is no config.json of timm "
+            "beside it; most of timm's Vision Transformers take --config.data.mean=0.5 "
+            "--config.data.std=0.5, and torchvision's --config.data.mean=0.485,0.456,0.406 "
+            "--config.data.std=0.229,0.224,0.225",
             config.model.weights,
-            config.model.name,
-            pixels.flags,
         )
+    if known is None or config.data.channels != 3:
+        return
+    pixels, given = known.pixels, config.data.mean + config.data.std
+    as_trained = np.allclose(given, pixels.mean + pixels.std, rtol=0.02, atol=0.002)
+    if as_trained and config.model.weights_order == pixels.order:
+        summary("data: %s, as for the weights (from %s)", pixels.settings, known.source)
+        return
+    log.warning(
+        "model: %s%s was trained on other pixels (from %s); use %s",
+        "" if known.is_sure else f"if these are the published weights of {config.model.name}, ",
+        config.model.weights,
+        known.source,
+        pixels.flags,
+    )
 
 
 def steps_in_execution(train: TrainConfig, device: Device, *, num_steps: int) -> int:
