@@ -69,6 +69,7 @@ SYNONYMS = {
     "runtime.deterministic": "determinism cudnn_deterministic reproducible",
     "runtime.tf32": "allow_tf32 use_tf32",
     "model.name": "arch model architecture backbone model_name net network base_model",
+    "model.new_layers": "new_head reset_head reinit_layers skip_layers",
     "model.weights": "pretrained weights_path init_from checkpoint_path initial_checkpoint "
     "finetune_from pretrained_weights load_weights pretrained_path from_pretrained",
     "model.freeze": "freeze_layers frozen frozen_layers",

@@ -47,6 +47,10 @@ class ModelConfig:
     files for ResNet50 and VGG16 are "bgr". For "bgr", the channels of the first convolution are
     reversed, so that the model takes RGB and its outputs stay the same. None is "rgb", or what is
     known of the file if `data.mean` and `data.std` are None, too."""
+    new_layers: Sequence[str] | None = None
+    """Names of layers that start with random weights although the file of `weights` has them. "*"
+    stands for any letters, and "head" for the last layer with weights. Use "head" if your classes
+    are as many as those of the file, but are others. None takes all that match."""
     freeze: Sequence[str] | None = None
     """Names of layers that are not trained. "*" stands for any letters. "backbone" stands for all
     layers but the last one with weights, so that only a new head is trained on `weights`. A frozen
@@ -68,7 +72,11 @@ class ModelConfig:
             raise UserError(
                 f"weights_order={self.weights_order!r} without weights; set weights or remove it"
             )
-        for name in ("freeze", "float32_layers"):
+        if self.weights is None and self.new_layers is not None:
+            raise UserError(
+                f"new_layers={self.new_layers!r} without weights; set weights or remove it"
+            )
+        for name in ("new_layers", "freeze", "float32_layers"):
             object.__setattr__(self, name, _layer_names(name, getattr(self, name)))
 
 

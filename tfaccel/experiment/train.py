@@ -292,7 +292,12 @@ def make_model(
         if config.model.weights is not None and continues:
             summary("model: the checkpoint's weights count, so model.weights is not read again")
         elif config.model.weights is not None:
-            begin_from(config.model.weights, model, order=config.model.weights_order)
+            begin_from(
+                config.model.weights,
+                model,
+                order=config.model.weights_order,
+                new_layers=config.model.new_layers or (),
+            )
             _compare_pixels(config)
         if config.model.float32_layers:
             model = with_float32_layers(model, config.model.float32_layers)

@@ -14,18 +14,19 @@ Keras's loaders assign.
 
 import contextlib
 import dataclasses
+import fnmatch
 import logging
 import pathlib
 import re
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import h5py
 import keras
 import numpy as np
 
-from tfaccel.common.errors import UserError
+from tfaccel.common.errors import UserError, did_you_mean
 from tfaccel.common.run_log import summary
 from tfaccel.config.names import weights_file
 from tfaccel.experiment.models import safetensors_file
@@ -57,7 +58,9 @@ FAULTS = (
 )
 
 
-def begin_from(file: str, model: keras.Model, *, order: str = "rgb") -> None:
+def begin_from(
+    file: str, model: keras.Model, *, order: str = "rgb", new_layers: Sequence[str] = ()
+) -> None:
     """Loads the weights that the file has for the model's layers.
 
     A layer gets all of its weights or none.
@@ -69,12 +72,16 @@ def begin_from(file: str, model: keras.Model, *, order: str = "rgb") -> None:
       model: the built model.
       order: the order of the colors that the weights were trained on. For "bgr" the first
         convolution is flipped, so that the model takes red, green, blue with the same result.
+      new_layers: names of layers that keep their weights although the file has them; "*" stands for
+        any letters, and "head" for the last layer with weights.
 
     Raises:
       UserError: the file does not exist, cannot be read, fits no layer, or is of another
-        architecture; or there is no first convolution of three colors to flip.
+        architecture; there is no first convolution of three colors to flip; or there is no layer
+        of such a name.
     """
     path = weights_file(file)
+    new = [(each, each.get_weights()) for name in new_layers for each in _named(name, model)]
     try:
         loaded = _load(path, model)
     except UserError:
@@ -96,9 +103,26 @@ def begin_from(file: str, model: keras.Model, *, order: str = "rgb") -> None:
             f"layers that fit it has {_listed(loaded.others)}; use a file of the same architecture"
         )
     _log_loaded(loaded, path)
+    for layer, values in new:
+        layer.set_weights(values)
+    if new:
+        summary("model: random weights, as asked: %s", _listed([each.name for each, _ in new]))
     if order == "bgr":
         _flip_colors(loaded, file, model)
     _square_deviation(model)
+
+
+def _named(name: str, model: keras.Model) -> list[keras.layers.Layer]:
+    layers = [each for each in layers_of(model, include_self=False) if each.weights]
+    found = [each for each in layers if fnmatch.fnmatchcase(each.name, name)]
+    if not found and name == "head":
+        found = [each for each in model.layers if each.weights][-1:]
+    if not found:
+        raise UserError(
+            f"model.new_layers: {model.name} has no layer {name!r} with weights"
+            f"{did_you_mean(name, [each.name for each in layers])}"
+        )
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
