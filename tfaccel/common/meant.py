@@ -20,6 +20,7 @@ NEAR = 0.75  # a spelling mistake, not another word
 # Fields, and other toolkits' names for them; after "=" is the value that such a name means.
 SYNONYMS = {
     "train.epochs": "epoch num_epochs n_epochs max_epochs num_train_epochs",
+    "train.backbone_factor": "backbone_lr_factor backbone_lr_mult lr_mult backbone_multiplier",
     "train.learning_rate": "lr lr0 base_lr init_lr initial_lr max_lr learning_rate_init",
     "train.optimizer": "opt optim optimiser",
     "train.weight_decay": "wd l2 decay_weight",

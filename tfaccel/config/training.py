@@ -91,6 +91,10 @@ class TrainConfig:
     """Keras optimizer, by name. Examples: "adamw", "sgd", "lamb"; case makes no difference."""
     learning_rate: float = 1e-3
     """The largest learning rate. It is reached after warm-up and falls during decay."""
+    backbone_factor: float = 1.0
+    """Factor of the learning rate for all layers but the last one with weights, e.g. 0.1: a network
+    that begins from `model.weights` then changes less than its new head. It applies to the weight
+    decay, too."""
     base_batch_size: int | None = None
     """The global batch size for which learning_rate was chosen (256 in Goyal et al. 2017,
     arXiv:1706.02677). The learning rate is multiplied by global_batch_size / base_batch_size. None
@@ -158,6 +162,7 @@ class TrainConfig:
         check_int("epochs", self.epochs, at_least=1)
         check_text("optimizer", self.optimizer, expected="an optimizer's name, e.g. 'adamw'")
         check_number("learning_rate", self.learning_rate, above=0)
+        check_number("backbone_factor", self.backbone_factor, above=0)
         check_number("warmup_epochs", self.warmup_epochs, at_least=0, at_most=self.epochs)
         check_choice("decay", self.decay, DECAYS)
         object.__setattr__(self, "decay_epochs", _rising("decay_epochs", self.decay_epochs))

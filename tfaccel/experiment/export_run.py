@@ -140,7 +140,7 @@ def _evaluation(run: Run, config: Config, most: int) -> Loader:
 
 def _model(run: Run, config: Config, test: Loader, snapshot: Snapshot):
     """Returns the run's model, compiled as in the run, with the checkpoint's variables."""
-    model, task = build(run, config, test.data)
+    model, task = build(run, config, test.data, continues=True)
     schedule = recipe.make_schedule(
         config.train,
         global_batch_size=config.data.whole_batch(snapshot.state["num_replicas"]),

@@ -24,12 +24,13 @@ from tfaccel.data.distribute import Loader, check_same_classes
 from tfaccel.data.images import ImageData
 from tfaccel.experiment import models, recipe, tasks
 from tfaccel.experiment.fit import fit
-from tfaccel.experiment.models.frozen import freeze
+from tfaccel.experiment.models.frozen import backbone_of, freeze
 from tfaccel.experiment.models.weights import begin_from
 from tfaccel.experiment.open_data import open_loader, open_sources
 from tfaccel.export.at_start import check_at_start
 from tfaccel.export.rehearsal import Rehearsal
 from tfaccel.keras_internals.float32_layers import with_float32_layers
+from tfaccel.keras_internals.optimizers import scale_rate
 from tfaccel.run import Run
 from tfaccel.runtime import devices as runtime
 from tfaccel.runtime.agreement import of_workers, together
@@ -221,7 +222,7 @@ def prepare(
     # ----- Step: the loss of float32 outputs; one XLA function for a whole step.
     this_run.compile(
         model,
-        make_optimizer(config.train, train),
+        make_optimizer(config.train, train, model),
         task.loss,
         metrics=task.metrics,
         steps_per_execution=steps_in_execution(
@@ -242,7 +243,9 @@ def _in_words(model: keras.Model, train: Loader, test: Loader) -> str:
     )
 
 
-def make_optimizer(config: TrainConfig, loader: Loader) -> keras.optimizers.Optimizer:
+def make_optimizer(
+    config: TrainConfig, loader: Loader, model: keras.Model
+) -> keras.optimizers.Optimizer:
     """Returns the recipe's optimizer, with a schedule for the loader's epochs, and logs it.
 
     Raises:
@@ -252,7 +255,20 @@ def make_optimizer(config: TrainConfig, loader: Loader) -> keras.optimizers.Opti
     epoch = {"global_batch_size": batch, "num_steps": loader.num_batches}
     schedule = recipe.make_schedule(config, **epoch)
     summary("%s", recipe.describe(config, schedule, **epoch))
-    return recipe.make_optimizer(config, schedule)
+    optimizer = recipe.make_optimizer(config, schedule)
+    if config.backbone_factor != 1:
+        weights = [each for layer in backbone_of(model) for each in layer.trainable_weights]
+        if not weights:
+            raise UserError(
+                f"train.backbone_factor={config.backbone_factor}, but {model.name} trains no layer "
+                "before its last one; remove it, or freeze fewer layers"
+            )
+        scale_rate(optimizer, weights, config.backbone_factor)
+        summary(
+            "learning rate: %g times as large for %s before the last layer",
+            *(config.backbone_factor, counted(len(weights), "weight")),
+        )
+    return optimizer
 
 
 def build(

@@ -19,6 +19,11 @@ from tfaccel.keras_internals.layers import layers_of
 BACKBONE = "backbone"
 
 
+def backbone_of(model: keras.Model) -> list[keras.layers.Layer]:
+    """Returns all layers with weights but the last one, at the top of the model."""
+    return [each for each in model.layers if each.weights][:-1]
+
+
 def freeze(model: keras.Model, names: Sequence[str]) -> None:
     """Makes layers untrainable.
 
@@ -35,7 +40,7 @@ def freeze(model: keras.Model, names: Sequence[str]) -> None:
     for name in names:
         chosen = [each for each in layers if fnmatch.fnmatchcase(each.name, name)]
         if not chosen and name == BACKBONE:
-            chosen = [each for each in model.layers if each.weights][:-1]
+            chosen = backbone_of(model)
         if not chosen:
             raise UserError(
                 f"model.freeze: {model.name} has no layer {name!r} with weights"
