@@ -43,6 +43,17 @@ class Config:
     def __post_init__(self):
         """Checks what concerns several sections."""
         check_vit(self.model.name, self.vit, image_size=self.data.image_size)
+        for epoch, _ in self.model.thaws:
+            if epoch >= self.train.epochs:
+                raise UserError(
+                    f"model.thaw_epochs has epoch {epoch}, but train.epochs={self.train.epochs}, "
+                    "so that nothing would be trained after it; train longer, or thaw earlier"
+                )
+        if self.model.thaws and self.step.nonfinite == "rollback":
+            raise UserError(
+                "model.thaw_epochs with step.nonfinite='rollback', which could not go back over a "
+                "thaw; use nonfinite='stop' or 'skip'"
+            )
 
 
 def all_fields() -> list[str]:

@@ -55,6 +55,11 @@ class ModelConfig:
     """Names of layers that are not trained. "*" stands for any letters. "backbone" stands for all
     layers but the last one with weights, so that only a new head is trained on `weights`. A frozen
     batch normalization keeps its statistics. None trains all layers."""
+    thaw_epochs: Sequence[str] | None = None
+    """Epochs after which layers of `freeze` are trained, too. "2" trains all layers after 2 epochs.
+    "2:conv5_*,4" trains the layers from the first conv5_* on after 2 epochs, and all layers after
+    4. The optimizer then begins anew, and the learning rate goes on by its schedule. A thawed batch
+    normalization changes its statistics. None keeps layers frozen."""
     float32_layers: Sequence[str] | None = None
     """Names of layers that compute in float32 whatever the precision, such as a layer that
     overflows in float16. "*" stands for any letters. None means no layers."""
@@ -76,8 +81,17 @@ class ModelConfig:
             raise UserError(
                 f"new_layers={self.new_layers!r} without weights; set weights or remove it"
             )
-        for name in ("new_layers", "freeze", "float32_layers"):
+        if type(self.thaw_epochs) is int:
+            object.__setattr__(self, "thaw_epochs", str(self.thaw_epochs))
+        for name in ("new_layers", "freeze", "thaw_epochs", "float32_layers"):
             object.__setattr__(self, name, _layer_names(name, getattr(self, name)))
+        _check_thaws(self)
+
+    @property
+    def thaws(self) -> list[tuple[int, str | None]]:
+        """From which epoch which layers on are trained, (epoch, layer); no layer means all."""
+        parts = [each.partition(":") for each in self.thaw_epochs or ()]
+        return [(int(epoch), layer or None) for epoch, _, layer in parts]
 
 
 @documented
@@ -329,6 +343,19 @@ def _layer_names(name: str, value) -> tuple[str, ...] | None:
     if not isinstance(names, Sequence) or not all(each and isinstance(each, str) for each in names):
         raise UserError(f"{name}={value!r}; expected names of layers, e.g. conv5_*,logits")
     return tuple(names)
+
+
+def _check_thaws(model: ModelConfig) -> None:
+    if model.thaw_epochs is None:
+        return
+    given = f"thaw_epochs={','.join(model.thaw_epochs)}"
+    if model.freeze is None:
+        raise UserError(f"{given} without freeze, so that nothing thaws; set freeze or remove it")
+    if not all(each.partition(":")[0].isdecimal() for each in model.thaw_epochs):
+        raise UserError(f"{given}; expected epochs, with a layer or without, e.g. 2:conv5_*,4")
+    epochs = [0, *(epoch for epoch, _ in model.thaws)]
+    if sorted(set(epochs)) != epochs:
+        raise UserError(f"{given}; expected increasing epochs from 1 on, each only once")
 
 
 def _loss_scale(value) -> str | float:

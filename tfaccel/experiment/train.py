@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import logging
 import pathlib
+from collections.abc import Sequence
 
 import keras
 import numpy as np
@@ -22,7 +23,7 @@ from tfaccel.config import Config, ExportConfig, TrainConfig, deciding
 from tfaccel.config.weights_pixels import of_file
 from tfaccel.data.distribute import Loader, check_same_classes
 from tfaccel.data.images import ImageData
-from tfaccel.experiment import models, recipe, tasks
+from tfaccel.experiment import models, recipe, tasks, thaw
 from tfaccel.experiment.fit import fit
 from tfaccel.experiment.models.frozen import backbone_of, freeze
 from tfaccel.experiment.models.weights import begin_from
@@ -103,30 +104,41 @@ def run(
                 )
 
         # ----- Training: Keras's fit, from the newest checkpoint, with a test after each epoch.
-        checkpoints = this_run.checkpoints(
-            workdir / "checkpoints",
-            config.checkpoint,
-            monitor=config.train.monitor,
-            # If the checkpoints that replace model.weights are gone by now, it must not go on.
-            resume="required" if continues and resume == "auto" else resume,
-            accept_changes=accept_changes,
-            facts=deciding(config),
-        )
-        # A run that is refused here must not overwrite the description of the run before it.
-        checkpoints.when_begun = functools.partial(_describe, workdir, config)
-        outcome = fit(
-            model,
-            train,
-            test,
-            config.train,
-            checkpoints=checkpoints,
-            writes_to=workdir if is_chief else None,
-            devices=this_run.runtime.devices,
-            accumulation_steps=config.step.accumulation_steps,
-            # The rehearsal runs beside the first steps. It ends training if the export fails.
-            watches=[rehearsal.callback()] if is_chief else [],
-            paused_s=lambda: rehearsal.seconds if is_chief else 0.0,
-        )
+        # A config that thaws layers has several stages, and each begins from a checkpoint.
+        stages, begun = thaw.stages_of(config), False
+        for stage in stages[_first_stage(this_run, workdir, stages) :]:
+            checkpoints = this_run.checkpoints(
+                workdir / "checkpoints",
+                config.checkpoint,
+                monitor=config.train.monitor,
+                # If the checkpoints that replace model.weights are gone by now, it must not go on.
+                resume="required" if begun or (continues and resume == "auto") else resume,
+                accept_changes=accept_changes,
+                facts=deciding(config),
+            )
+            if stage.begins:
+                enter_stage(this_run, config, model, train, stage)
+                checkpoints.begin_anew_at(stage.begins)
+            if not begun:
+                # A run that is refused here must not overwrite the description of the run before.
+                checkpoints.when_begun = functools.partial(_describe, workdir, config)
+            outcome = fit(
+                model,
+                train,
+                test,
+                config.train,
+                checkpoints=checkpoints,
+                writes_to=workdir if is_chief else None,
+                devices=this_run.runtime.devices,
+                accumulation_steps=config.step.accumulation_steps,
+                until=stage.ends,
+                # The rehearsal runs beside the first steps. It ends training if the export fails.
+                watches=[rehearsal.callback()] if is_chief and not begun else [],
+                paused_s=lambda: rehearsal.seconds if is_chief else 0.0,
+            )
+            begun = True
+            if checkpoints.has_stopped:
+                break
         result = dataclasses.asdict(outcome)
         if not is_chief:
             return result
@@ -158,6 +170,17 @@ def _finished(this_run: Run, workdir: pathlib.Path, config: Config) -> dict | No
             "them one shared folder, or wait until its file system shows the end to all"
         )
     return result
+
+
+def _first_stage(this_run: Run, workdir: pathlib.Path, stages: Sequence[thaw.Stage]) -> int:
+    """Returns the index of the stage in which the run begins or continues."""
+    if len(stages) == 1:
+        return 0
+    with together(this_run.strategy, "could not read the checkpoints"):
+        saved = this_run.checkpoints(workdir / "checkpoints").store.newest()
+    epoch = 0 if saved is None else saved.state["epoch"]
+    seen = of_workers(np.array([epoch]), this_run.strategy)
+    return thaw.stage_at(stages, int(seen[0, 0]))
 
 
 def rehearse(
@@ -220,9 +243,24 @@ def prepare(
     summary("%s", _in_words(model, train, test))
 
     # ----- Step: the loss of float32 outputs; one XLA function for a whole step.
+    _compile(this_run, config, model, task, train)
+    return train, test, model
+
+
+def _compile(
+    this_run: Run,
+    config: Config,
+    model: keras.Model,
+    task: tasks.Task,
+    train: Loader,
+    *,
+    first_epoch: int = 0,
+) -> None:
+    """Compiles the model for the weights that are trainable, from an epoch on."""
+    first_step = first_epoch * train.num_batches
     this_run.compile(
         model,
-        make_optimizer(config.train, train, model),
+        make_optimizer(config.train, train, model, first_step=first_step),
         task.loss,
         metrics=task.metrics,
         steps_per_execution=steps_in_execution(
@@ -230,7 +268,15 @@ def prepare(
         ),
         step=config.step,
     )
-    return train, test, model
+
+
+def enter_stage(
+    this_run: Run, config: Config, model: keras.Model, train: Loader, stage: thaw.Stage
+) -> None:
+    """Lets the model train what the stage trains, with an optimizer of its own."""
+    thaw.enter(stage, model, config)
+    task = tasks.task_of(train.data, config.model, config.step, config.train)
+    _compile(this_run, config, model, task, train, first_epoch=stage.begins)
 
 
 def _in_words(model: keras.Model, train: Loader, test: Loader) -> str:
@@ -244,9 +290,11 @@ def _in_words(model: keras.Model, train: Loader, test: Loader) -> str:
 
 
 def make_optimizer(
-    config: TrainConfig, loader: Loader, model: keras.Model
+    config: TrainConfig, loader: Loader, model: keras.Model, *, first_step: int = 0
 ) -> keras.optimizers.Optimizer:
     """Returns the recipe's optimizer, with a schedule for the loader's epochs, and logs it.
+
+    Its first update is that of `first_step`, counted from the start of training.
 
     Raises:
       UserError: Keras has no such optimizer, or the recipe does not fit it.
@@ -255,14 +303,9 @@ def make_optimizer(
     epoch = {"global_batch_size": batch, "num_steps": loader.num_batches}
     schedule = recipe.make_schedule(config, **epoch)
     summary("%s", recipe.describe(config, schedule, **epoch))
-    optimizer = recipe.make_optimizer(config, schedule)
-    if config.backbone_factor != 1:
-        weights = [each for layer in backbone_of(model) for each in layer.trainable_weights]
-        if not weights:
-            raise UserError(
-                f"train.backbone_factor={config.backbone_factor}, but {model.name} trains no layer "
-                "before its last one; remove it, or freeze fewer layers"
-            )
+    optimizer = recipe.make_optimizer(config, schedule.begun_at(first_step))
+    weights = [each for layer in backbone_of(model) for each in layer.trainable_weights]
+    if config.backbone_factor != 1 and weights:
         scale_rate(optimizer, weights, config.backbone_factor)
         summary(
             "learning rate: %g times as large for %s before the last layer",
@@ -319,6 +362,13 @@ def make_model(
             model = with_float32_layers(model, config.model.float32_layers)
         if config.model.freeze:
             freeze(model, config.model.freeze)
+            thaw.check_thaws(model, config)
+            body = [each for layer in backbone_of(model) for each in layer.trainable_weights]
+            if config.train.backbone_factor != 1 and not body and not config.model.thaws:
+                raise UserError(
+                    f"train.backbone_factor={config.train.backbone_factor}, but {model.name} "
+                    "trains no layer before its last one; remove it, or freeze fewer layers"
+                )
             if config.model.weights is None:
                 log.warning("model: frozen layers stay random, because there are no weights")
     return model
