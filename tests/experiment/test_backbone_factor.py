@@ -84,7 +84,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize(
     "name",
     [
-        each if each in ("sgd", "adamw", "muon") else pytest.param(each, marks=pytest.mark.slow)
+        each if each in ("sgd", "adamw") else pytest.param(each, marks=pytest.mark.slow)
         for each in OPTIMIZERS
     ],
 )

@@ -6,6 +6,7 @@ import dataclasses
 import keras
 import numpy as np
 import pytest
+from conftest import compiled
 
 from tfaccel import UserError
 from tfaccel.config import default_config, parse
@@ -13,6 +14,7 @@ from tfaccel.experiment import recipe, thaw
 from tfaccel.experiment import train as train_room
 from tfaccel.experiment.models.frozen import freeze
 from tfaccel.experiment.thaw import Stage
+from tfaccel.training.checkpoint import state
 
 layers = keras.layers
 STEPS = 6  # of an epoch: 1,437 images in batches of 256
@@ -112,8 +114,7 @@ def test_layers_from_one_on_are_thawed(freezes, first, trained):
     freeze(model, config.model.freeze)
     thaw.check_thaws(model, config)
     thaw.enter(thaw.stages_of(config)[1], model, config)
-    tops = {id(w): "b" for w in model.layers[3].weights} if model.layers[3].name == "b" else {}
-    tops |= {id(w): "b" for w in model.get_layer("b").weights}
+    tops = {id(w): "b" for w in model.get_layer("b").weights}  # of layers in the attention
     names = {tops.get(id(w)) or w.path.split("/")[-2] for w in model.trainable_weights}
     assert "".join(sorted(each[0] for each in names)) == trained
 
@@ -238,13 +239,45 @@ def expect_equal(mine, wanted):
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_run_with_a_thaw_is_two_fits_and_one_killed_between_them_goes_on(
+def test_a_run_that_is_killed_between_its_stages_ends_as_two_fits_in_a_script(
     weights_after, by_hand, tmp_path
 ):
-    expect_equal(weights_after(digits(), tmp_path / "whole"), by_hand)
     with pytest.raises(CutError):
         weights_after(digits(), tmp_path / "cut", at="boundary")
     expect_equal(weights_after(digits(), tmp_path / "cut"), by_hand)
+
+
+@pytest.mark.slow
+def test_so_does_a_run_that_is_not_killed(weights_after, by_hand, tmp_path):
+    expect_equal(weights_after(digits(), tmp_path / "whole"), by_hand)
+
+
+def test_all_but_the_optimizer_is_restored_on_every_replica():
+    def made():
+        keras.utils.set_random_seed(0)
+        parts = [layers.Dense(4, name="a"), layers.BatchNormalization(), layers.Dense(3)]
+        model = keras.Sequential([keras.Input((5,)), *parts])
+        model.layers[0].trainable = False
+        return model
+
+    x = np.random.default_rng(0).normal(size=(8, 5)).astype(np.float32)
+    how = {"optimizer": keras.optimizers.Adam, "loss": "mse", "xla": False}
+    model = compiled(made, 2, **how)
+    model.fit(x, x[:, :3], batch_size=4, verbose=0)
+    saved, wanted = state.variables(model), model.get_weights()
+    other = compiled(made, 2, **how)
+    other.layers[0].trainable = True
+    with other.distribute_strategy.scope():
+        other.optimizer = keras.optimizers.Adam()
+        other.optimizer.build(other.trainable_variables)
+    with pytest.raises(UserError, match="another `trainable`"):
+        state.put_variables(other, saved)
+    state.put_variables(other, saved, anew=True)
+    for variable, value in zip(other.weights, wanted, strict=True):
+        for each in other.distribute_strategy.experimental_local_results(variable.value):
+            np.testing.assert_array_equal(each, value)
+    assert int(other.optimizer.iterations) == 0
+    assert not any(each.numpy().any() for each in other.optimizer.variables[2:])
 
 
 @pytest.mark.slow

@@ -73,6 +73,7 @@ SYNONYMS = {
     "model.new_layers": "new_head reset_head reinit_layers skip_layers",
     "model.weights": "pretrained weights_path init_from checkpoint_path initial_checkpoint "
     "finetune_from pretrained_weights load_weights pretrained_path from_pretrained",
+    "model.thaw_epochs": "thaw_epoch unfreeze_epoch unfreeze_epochs freeze_epochs thaw unfreeze",
     "model.freeze": "freeze_layers frozen frozen_layers",
     "model.freeze=backbone": "freeze_backbone freeze_base linear_probe",
     "model.num_outputs": "num_classes nc n_classes num_labels classes",
