@@ -563,6 +563,29 @@ def _():
     return given == 5
 
 
+@canary("Optimizer._apply_weight_decay", "and .update_step are looked up on the optimizer itself")
+def _():
+    variable = keras.Variable([1.0])
+    optimizer = keras.optimizers.SGD(1.0, weight_decay=0.1)
+    optimizer.build([variable])
+    seen = []
+    optimizer._apply_weight_decay = lambda variables: seen.append(len(variables))
+    optimizer.update_step = lambda gradient, variable, rate: seen.append(float(rate))
+    optimizer.apply([tf.constant([1.0])])
+    return seen == [1, 1.0]
+
+
+@canary("Optimizer._get_variable_index", "takes Keras's variable and each replica's own")
+def _():
+    with strategy_of(2).scope():
+        variables = [keras.Variable([1.0]), keras.Variable([1.0])]
+        optimizer = keras.optimizers.SGD()
+        optimizer.build(variables)
+    seen = [optimizer._get_variable_index(each) for each in variables]
+    seen += [optimizer._get_variable_index(each) for each in variables[1].value.values]
+    return seen == [0, 1, 1, 1]
+
+
 @canary("Optimizer._trainable_variables", "and ._model_variables_moving_average go in pairs")
 def _():
     weights = [keras.Variable([1.0]), keras.Variable([2.0])]

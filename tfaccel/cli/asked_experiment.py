@@ -12,7 +12,7 @@ import ml_collections
 
 from tfaccel.config import Config, parse
 from tfaccel.config.names import check_model, check_monitor, check_optimizer, weights_file
-from tfaccel.training.workdir import check_no_other, finished
+from tfaccel.training.workdir import check_no_other, finished, has_checkpoints
 
 # The metrics that an epoch can have. The number of classes decides whether there is a top5.
 METRICS = {
@@ -22,8 +22,10 @@ METRICS = {
 }
 
 
-def check_experiment(config: Config) -> None:
+def check_experiment(config: Config, *, continues: bool = False) -> None:
     """Checks the names and paths in an experiment: model, optimizer, monitor, weights and data.
+
+    A run that `continues` from a checkpoint needs no file of weights.
 
     Raises:
       UserError: one of them does not exist. The contents of files are checked later.
@@ -31,7 +33,7 @@ def check_experiment(config: Config) -> None:
     check_model(config.model.name)
     check_optimizer(config.train.optimizer)
     _check_monitor(config)
-    if config.model.weights is not None:
+    if config.model.weights is not None and not continues:
         weights_file(config.model.weights)
     from tfaccel.data.there import check_there  # imports NumPy, which --help avoids
 
@@ -51,7 +53,7 @@ def check_run(config: Config, workdir: pathlib.Path) -> None:
     values = dataclasses.asdict(config)
     if finished(workdir, values) is None:  # a finished run does not need its data
         check_no_other(workdir, values)
-        check_experiment(config)
+        check_experiment(config, continues=has_checkpoints(workdir))
 
 
 def _check_monitor(config: Config) -> None:

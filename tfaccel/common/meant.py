@@ -20,6 +20,7 @@ NEAR = 0.75  # a spelling mistake, not another word
 # Fields, and other toolkits' names for them; after "=" is the value that such a name means.
 SYNONYMS = {
     "train.epochs": "epoch num_epochs n_epochs max_epochs num_train_epochs",
+    "train.backbone_factor": "backbone_lr_factor backbone_lr_mult lr_mult backbone_multiplier",
     "train.learning_rate": "lr lr0 base_lr init_lr initial_lr max_lr learning_rate_init",
     "train.optimizer": "opt optim optimiser",
     "train.weight_decay": "wd l2 decay_weight",
@@ -69,8 +70,10 @@ SYNONYMS = {
     "runtime.deterministic": "determinism cudnn_deterministic reproducible",
     "runtime.tf32": "allow_tf32 use_tf32",
     "model.name": "arch model architecture backbone model_name net network base_model",
+    "model.new_layers": "new_head reset_head reinit_layers skip_layers",
     "model.weights": "pretrained weights_path init_from checkpoint_path initial_checkpoint "
     "finetune_from pretrained_weights load_weights pretrained_path from_pretrained",
+    "model.thaw_epochs": "thaw_epoch unfreeze_epoch unfreeze_epochs freeze_epochs thaw unfreeze",
     "model.freeze": "freeze_layers frozen frozen_layers",
     "model.freeze=backbone": "freeze_backbone freeze_base linear_probe",
     "model.num_outputs": "num_classes nc n_classes num_labels classes",

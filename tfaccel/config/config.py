@@ -22,6 +22,7 @@ from tfaccel.config.images import AugmentConfig, DaliConfig, DataConfig
 from tfaccel.config.runtime import RuntimeConfig
 from tfaccel.config.training import CheckpointConfig, ModelConfig, StepConfig, TrainConfig
 from tfaccel.config.vit import VitConfig, check_vit, is_vit
+from tfaccel.config.weights_pixels import with_pixels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +43,17 @@ class Config:
     def __post_init__(self):
         """Checks what concerns several sections."""
         check_vit(self.model.name, self.vit, image_size=self.data.image_size)
+        for epoch, _ in self.model.thaws:
+            if epoch >= self.train.epochs:
+                raise UserError(
+                    f"model.thaw_epochs has epoch {epoch}, but train.epochs={self.train.epochs}, "
+                    "so that nothing would be trained after it; train longer, or thaw earlier"
+                )
+        if self.model.thaws and self.step.nonfinite == "rollback":
+            raise UserError(
+                "model.thaw_epochs with step.nonfinite='rollback', which could not go back over a "
+                "thaw; use nonfinite='stop' or 'skip'"
+            )
 
 
 def all_fields() -> list[str]:
@@ -77,7 +89,7 @@ def deciding(config: Config) -> dict[str, object]:
     """
     free = {
         "runtime": {"gpu_ids", "memory", "compile_cache", "peer_timeout_s", "allow_public_network"},
-        "model": {"weights", "weights_order"},
+        "model": {"weights", "weights_order", "new_layers"},
         "step": {"audit_steps", "nonfinite", "max_rollbacks"},
         "train": {"steps_per_execution"},
     }
@@ -140,10 +152,11 @@ def parse(config: ml_collections.ConfigDict) -> Config:
     for each in config:
         if each not in sections:
             raise UserError(f"config has no field '{each}'{meant.field(each, all_fields())}")
-    return Config(**{name: _section(name, kind, config) for name, kind in sections.items()})
+    values = with_pixels({name: _values(name, kind, config) for name, kind in sections.items()})
+    return Config(**{name: kind(**values[name]) for name, kind in sections.items()})
 
 
-def _section(name: str, kind: type, config: ml_collections.ConfigDict):
+def _values(name: str, kind: type, config: ml_collections.ConfigDict) -> dict:
     values = config.get(name, {})
     if not isinstance(values, ml_collections.ConfigDict | dict):
         raise UserError(f"config.{name}={values!r}; expected a group of fields")
@@ -152,4 +165,4 @@ def _section(name: str, kind: type, config: ml_collections.ConfigDict):
         if each not in fields:
             hint = meant.field(each, all_fields(), fields, section=name)
             raise UserError(f"config.{name} has no field '{each}'{hint}")
-    return kind(**dict(values))
+    return dict(values)

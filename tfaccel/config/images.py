@@ -108,11 +108,13 @@ class ImageConfig:
     """Height,width in pixels. All images of a batch have this size."""
     channels: int = 3
     """3 for RGB, 1 for grey."""
-    mean: float | Sequence[float] = 0.0
-    """Number to subtract from pixels in 0..1: one for each channel, or one for all channels."""
-    std: float | Sequence[float] = 1.0
+    mean: float | Sequence[float] | None = None
+    """Number to subtract from pixels in 0..1: one for each channel, or one for all channels. None
+    is 0. If std is None too, an experiment with `model.weights` takes the mean and std of the
+    pixels that the weights were trained on, if they are known."""
+    std: float | Sequence[float] | None = None
     """Number to divide pixels by after mean is subtracted: one for each channel, or one for all.
-    Mean and std of 0.5 give pixels in -1..1."""
+    Mean and std of 0.5 give pixels in -1..1. None is 1; see mean."""
     global_batch_size: int | None = None
     """Images per step over all GPUs. None uses batch_per_replica on each replica, or 256 in total
     if that is None too."""
@@ -151,8 +153,9 @@ class ImageConfig:
         check_int("channels", self.channels, at_least=1)
         if self.channels not in (1, 3):
             raise UserError(f"channels={self.channels}; expected 1 (grey) or 3 (RGB)")
-        object.__setattr__(self, "mean", _per_channel("mean", self.mean, self.channels))
-        object.__setattr__(self, "std", _per_channel("std", self.std, self.channels))
+        for name, default in (("mean", 0.0), ("std", 1.0)):
+            value = default if getattr(self, name) is None else getattr(self, name)
+            object.__setattr__(self, name, _per_channel(name, value, self.channels))
         if max(self.mean) > 1:
             raise UserError(
                 f"mean={self.mean!r}; expected numbers of at most 1, because pixels are in 0..1; "

@@ -18,10 +18,13 @@ from tfaccel.common.errors import UserError, did_you_mean
 from tfaccel.common.local_path import local_path
 from tfaccel.config.vit import VITS
 
-OWN_MODELS = ("cifar_resnet", "mnist_cnn", "restoration_cnn", *VITS)  # of experiment/models/
+RESNETS_V1_5 = ("resnet50_v1_5", "resnet101_v1_5", "resnet152_v1_5")
+# Those of experiment/models/.
+OWN_MODELS = ("cifar_resnet", "mnist_cnn", "restoration_cnn", *RESNETS_V1_5, *VITS)
 # Their constructors take other optimizers, or nothing that a recipe can set.
 NO_OPTIMIZERS = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer", "OptimizerMap")
-WEIGHTS_SUFFIXES = (".keras", ".weights.h5", ".weights.json", ".h5", ".hdf5")
+WEIGHTS_SUFFIXES = (".keras", ".weights.h5", ".weights.json", ".h5", ".hdf5", ".safetensors")
+PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")  # PyTorch's; reading one can run code in it
 
 
 def check_model(name: str) -> None:
@@ -56,6 +59,12 @@ def weights_file(file: str) -> pathlib.Path:
       UserError: there is no such file, or its name has another suffix.
     """
     path = local_path(file)
+    if path.suffix.lower() in PICKLES:
+        raise UserError(
+            f"model.weights={file!r} is a pickle of PyTorch, which can run code when it is read; "
+            "where you trust it and have PyTorch, write a .safetensors file of it: "
+            "safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')"
+        )
     if not path.is_file() or not path.name.endswith(WEIGHTS_SUFFIXES):
         raise UserError(
             f"model.weights={file!r} is no file that ends in {', '.join(WEIGHTS_SUFFIXES)}; give "

@@ -28,24 +28,38 @@ class ModelConfig:
 
     name: str = "mnist_cnn"
     """Architecture, e.g. resnet50. It is "mnist_cnn", "cifar_resnet", "restoration_cnn", a Vision
-    Transformer ("vit_tiny", "vit_small", "vit_base", "vit_large"; its settings are in config.vit)
-    or any architecture of `keras.applications`. Upper and lower case make no difference."""
+    Transformer ("vit_tiny", "vit_small", "vit_base", "vit_large"; its settings are in config.vit),
+    torchvision's ResNet ("resnet50_v1_5", "resnet101_v1_5", "resnet152_v1_5"), or any architecture
+    of `keras.applications`. Upper and lower case make no difference."""
     num_outputs: int | None = None
     """Number of classes or channels of the model's output. None takes the number of classes in the
     data, or the channels of the targets. Masks need it: it is the number of values in a mask."""
     weights: str | None = None
-    """File of weights to begin from. It is a local file: ".keras", ".weights.h5", ".weights.json"
-    (an index of several files), or ".h5" in the format of keras.applications. Weights are matched
-    by name and shape. Layers that do not match, such as a head for another number of classes, start
-    with random weights, and the log lists them. None starts all layers with random weights."""
-    weights_order: str = "rgb"
+    """File of weights to begin from. It is a local file: ".keras", ".weights.h5" (also of a
+    KerasHub preset), ".weights.json" (an index of several files), ".h5" in the format of
+    keras.applications, or ".safetensors" of torchvision or timm for resnet50_v1_5, VGG, DenseNet,
+    ConvNeXt or ViT.
+    Weights are matched by name and shape. Layers that do not match, such as a head for another
+    number of classes, start with random weights, and the log lists them. A run that resumes takes
+    its checkpoint instead. None starts all layers with random weights."""
+    weights_order: str | None = None
     """Order of the colour channels on which `weights` were trained: "rgb" or "bgr". Keras's own
     files for ResNet50 and VGG16 are "bgr". For "bgr", the channels of the first convolution are
-    reversed, so that the model takes RGB and its outputs stay the same."""
+    reversed, so that the model takes RGB and its outputs stay the same. None is "rgb", or what is
+    known of the file if `data.mean` and `data.std` are None, too."""
+    new_layers: Sequence[str] | None = None
+    """Names of layers that start with random weights although the file of `weights` has them. "*"
+    stands for any letters, and "head" for the last layer with weights. Use "head" if your classes
+    are as many as those of the file, but are others. None takes all that match."""
     freeze: Sequence[str] | None = None
     """Names of layers that are not trained. "*" stands for any letters. "backbone" stands for all
     layers but the last one with weights, so that only a new head is trained on `weights`. A frozen
     batch normalization keeps its statistics. None trains all layers."""
+    thaw_epochs: Sequence[str] | None = None
+    """Epochs after which layers of `freeze` are trained, too. "2" trains all layers after 2 epochs.
+    "2:conv5_*,4" trains the layers from the first conv5_* on after 2 epochs, and all layers after
+    4. The optimizer then begins anew, and the learning rate goes on by its schedule. A thawed batch
+    normalization changes its statistics. None keeps layers frozen."""
     float32_layers: Sequence[str] | None = None
     """Names of layers that compute in float32 whatever the precision, such as a layer that
     overflows in float16. "*" stands for any letters. None means no layers."""
@@ -56,13 +70,28 @@ class ModelConfig:
         check_optional_ints(self, "num_outputs")
         if self.weights is not None:
             check_text("weights", self.weights, expected="a file's path, or None")
+        if self.weights_order is None:
+            object.__setattr__(self, "weights_order", "rgb")
         check_choice("weights_order", self.weights_order, WEIGHTS_ORDERS)
         if self.weights is None and self.weights_order != "rgb":
             raise UserError(
                 f"weights_order={self.weights_order!r} without weights; set weights or remove it"
             )
-        for name in ("freeze", "float32_layers"):
+        if self.weights is None and self.new_layers is not None:
+            raise UserError(
+                f"new_layers={self.new_layers!r} without weights; set weights or remove it"
+            )
+        if type(self.thaw_epochs) is int:
+            object.__setattr__(self, "thaw_epochs", str(self.thaw_epochs))
+        for name in ("new_layers", "freeze", "thaw_epochs", "float32_layers"):
             object.__setattr__(self, name, _layer_names(name, getattr(self, name)))
+        _check_thaws(self)
+
+    @property
+    def thaws(self) -> list[tuple[int, str | None]]:
+        """From which epoch which layers on are trained, (epoch, layer); no layer means all."""
+        parts = [each.partition(":") for each in self.thaw_epochs or ()]
+        return [(int(epoch), layer or None) for epoch, _, layer in parts]
 
 
 @documented
@@ -76,6 +105,10 @@ class TrainConfig:
     """Keras optimizer, by name. Examples: "adamw", "sgd", "lamb"; case makes no difference."""
     learning_rate: float = 1e-3
     """The largest learning rate. It is reached after warm-up and falls during decay."""
+    backbone_factor: float = 1.0
+    """Factor of the learning rate for all layers but the last one with weights, e.g. 0.1: a network
+    that begins from `model.weights` then changes less than its new head. It applies to the weight
+    decay, too."""
     base_batch_size: int | None = None
     """The global batch size for which learning_rate was chosen (256 in Goyal et al. 2017,
     arXiv:1706.02677). The learning rate is multiplied by global_batch_size / base_batch_size. None
@@ -143,6 +176,7 @@ class TrainConfig:
         check_int("epochs", self.epochs, at_least=1)
         check_text("optimizer", self.optimizer, expected="an optimizer's name, e.g. 'adamw'")
         check_number("learning_rate", self.learning_rate, above=0)
+        check_number("backbone_factor", self.backbone_factor, above=0)
         check_number("warmup_epochs", self.warmup_epochs, at_least=0, at_most=self.epochs)
         check_choice("decay", self.decay, DECAYS)
         object.__setattr__(self, "decay_epochs", _rising("decay_epochs", self.decay_epochs))
@@ -309,6 +343,19 @@ def _layer_names(name: str, value) -> tuple[str, ...] | None:
     if not isinstance(names, Sequence) or not all(each and isinstance(each, str) for each in names):
         raise UserError(f"{name}={value!r}; expected names of layers, e.g. conv5_*,logits")
     return tuple(names)
+
+
+def _check_thaws(model: ModelConfig) -> None:
+    if model.thaw_epochs is None:
+        return
+    given = f"thaw_epochs={','.join(model.thaw_epochs)}"
+    if model.freeze is None:
+        raise UserError(f"{given} without freeze, so that nothing thaws; set freeze or remove it")
+    if not all(each.partition(":")[0].isdecimal() for each in model.thaw_epochs):
+        raise UserError(f"{given}; expected epochs, with a layer or without, e.g. 2:conv5_*,4")
+    epochs = [0, *(epoch for epoch, _ in model.thaws)]
+    if sorted(set(epochs)) != epochs:
+        raise UserError(f"{given}; expected increasing epochs from 1 on, each only once")
 
 
 def _loss_scale(value) -> str | float:

@@ -23,7 +23,8 @@ from tfaccel.common.errors import UserError
 from tfaccel.common.run_log import summary
 from tfaccel.config import Config
 from tfaccel.experiment.open_data import open_source
-from tfaccel.experiment.train import prepare
+from tfaccel.experiment.thaw import stages_of
+from tfaccel.experiment.train import enter_stage, prepare
 from tfaccel.process.isolate import IsolatedError, run_quietly
 from tfaccel.run import Run
 from tfaccel.runtime.cluster import find
@@ -185,6 +186,8 @@ def train_briefly(config: Config) -> str:
     usage = GpuUsage(run.runtime.devices)
     held = [_hold_back(index, each) for index, each in enumerate(usage.read())]
     train, test, model = prepare(run, config)
+    if last := stages_of(config)[1:]:  # the last stage trains most weights
+        enter_stage(run, config, model, train, last[-1])
     steps = NUM_EXECUTIONS * model.steps_per_execution  # until all prefetched batches exist
     model.fit(train, steps_per_epoch=min(steps, train.num_batches), verbose=0)
     model.evaluate(test, steps=1, verbose=0)

@@ -19,7 +19,7 @@ from tfaccel.common.run_log import summary
 from tfaccel.config import Config, ExportConfig
 from tfaccel.data.choose import choose_loader
 from tfaccel.data.distribute import Loader
-from tfaccel.experiment import recipe
+from tfaccel.experiment import recipe, thaw
 from tfaccel.experiment.open_data import open_loader, open_sources
 from tfaccel.experiment.train import build
 from tfaccel.export.samples import spread
@@ -64,9 +64,7 @@ def export_run(
     config = workdir_lib.read_config(workdir)
     changes = {name: each for name, each in (("root", root), ("loader", loader)) if each}
     data = dataclasses.replace(config.data, **changes)
-    # All weights come from the checkpoint, so the file that training started from may be gone.
-    model = dataclasses.replace(config.model, weights=None)
-    config = dataclasses.replace(config, data=data, model=model)
+    config = dataclasses.replace(config, data=data)
     snapshot = _snapshot(workdir, config, checkpoint or "newest")
     run = _run(config)
     summary("export: the checkpoint of step %d", snapshot.step)
@@ -140,7 +138,10 @@ def _evaluation(run: Run, config: Config, most: int) -> Loader:
 
 def _model(run: Run, config: Config, test: Loader, snapshot: Snapshot):
     """Returns the run's model, compiled as in the run, with the checkpoint's variables."""
-    model, task = build(run, config, test.data)
+    # All weights come from the checkpoint, so the file that training started from may be gone.
+    model, task = build(run, config, test.data, continues=True)
+    if stage := thaw.stage_of(config, snapshot.state):
+        thaw.enter(stage, model, config)
     schedule = recipe.make_schedule(
         config.train,
         global_batch_size=config.data.whole_batch(snapshot.state["num_replicas"]),

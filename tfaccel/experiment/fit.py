@@ -64,6 +64,7 @@ def fit(
     writes_to: pathlib.Path | None,
     devices: Sequence[Device],
     accumulation_steps: int = 1,
+    until: int | None = None,
     watches: Sequence[keras.callbacks.Callback] = (),
     paused_s: Callable[[], float] = float,
 ) -> Outcome:
@@ -78,6 +79,7 @@ def fit(
       writes_to: the workdir for the logs; None for a worker that writes none.
       devices: the devices of this worker's replicas, whose use is logged.
       accumulation_steps: the parts of a batch, which batch norm sees one by one.
+      until: the epoch after the last one of this call; None for the recipe's epochs.
       watches: further callbacks, which are called last.
       paused_s: returns the seconds that these have taken so far; they do not count for the speed.
 
@@ -94,7 +96,7 @@ def fit(
         history = model.fit(
             train,
             validation_data=test,
-            epochs=recipe.epochs,
+            epochs=recipe.epochs if until is None else until,
             # Each callback sees the logs that earlier ones add.
             callbacks=[throughput, *_of_recipe(recipe), logs, *hints, checkpoints, *watches],
             verbose=0,

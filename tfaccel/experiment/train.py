@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import logging
 import pathlib
+from collections.abc import Sequence
 
 import keras
 import numpy as np
@@ -19,23 +20,24 @@ from tfaccel.common.errors import RunError, UserError
 from tfaccel.common.run_log import summary
 from tfaccel.common.tables import counted
 from tfaccel.config import Config, ExportConfig, TrainConfig, deciding
+from tfaccel.config.weights_pixels import of_file
 from tfaccel.data.distribute import Loader, check_same_classes
 from tfaccel.data.images import ImageData
-from tfaccel.experiment import models, recipe, tasks
+from tfaccel.experiment import models, recipe, tasks, thaw
 from tfaccel.experiment.fit import fit
-from tfaccel.experiment.models.frozen import freeze
+from tfaccel.experiment.models.frozen import backbone_of, freeze
 from tfaccel.experiment.models.weights import begin_from
 from tfaccel.experiment.open_data import open_loader, open_sources
 from tfaccel.export.at_start import check_at_start
 from tfaccel.export.rehearsal import Rehearsal
 from tfaccel.keras_internals.float32_layers import with_float32_layers
+from tfaccel.keras_internals.optimizers import scale_rate
 from tfaccel.run import Run
 from tfaccel.runtime import devices as runtime
 from tfaccel.runtime.agreement import of_workers, together
 from tfaccel.runtime.cluster import Cluster
 from tfaccel.runtime.devices import Device
 from tfaccel.training import workdir as workdir_lib
-from tfaccel.training.keras_pixels import trained_on
 from tfaccel.training.own_scaling import misfit
 
 log = logging.getLogger("tfaccel")
@@ -79,7 +81,8 @@ def run(
             return result
 
         # ----- Data, model and step: see `prepare`.
-        train, test, model = prepare(this_run, config)
+        continues = workdir_lib.has_checkpoints(workdir)
+        train, test, model = prepare(this_run, config, continues=continues)
 
         # ----- Workdir: for the chief alone; a run that cannot begin leaves nothing behind.
         is_chief = this_run.cluster.is_chief
@@ -101,29 +104,41 @@ def run(
                 )
 
         # ----- Training: Keras's fit, from the newest checkpoint, with a test after each epoch.
-        checkpoints = this_run.checkpoints(
-            workdir / "checkpoints",
-            config.checkpoint,
-            monitor=config.train.monitor,
-            resume=resume,
-            accept_changes=accept_changes,
-            facts=deciding(config),
-        )
-        # A run that is refused here must not overwrite the description of the run before it.
-        checkpoints.when_begun = functools.partial(_describe, workdir, config)
-        outcome = fit(
-            model,
-            train,
-            test,
-            config.train,
-            checkpoints=checkpoints,
-            writes_to=workdir if is_chief else None,
-            devices=this_run.runtime.devices,
-            accumulation_steps=config.step.accumulation_steps,
-            # The rehearsal runs beside the first steps. It ends training if the export fails.
-            watches=[rehearsal.callback()] if is_chief else [],
-            paused_s=lambda: rehearsal.seconds if is_chief else 0.0,
-        )
+        # A config that thaws layers has several stages, and each begins from a checkpoint.
+        stages, begun = thaw.stages_of(config), False
+        for stage in stages[_first_stage(this_run, workdir, stages) :]:
+            checkpoints = this_run.checkpoints(
+                workdir / "checkpoints",
+                config.checkpoint,
+                monitor=config.train.monitor,
+                # If the checkpoints that replace model.weights are gone by now, it must not go on.
+                resume="required" if begun or (continues and resume == "auto") else resume,
+                accept_changes=accept_changes,
+                facts=deciding(config),
+            )
+            if stage.begins:
+                enter_stage(this_run, config, model, train, stage)
+                checkpoints.begin_anew_at(stage.begins)
+            if not begun:
+                # A run that is refused here must not overwrite the description of the run before.
+                checkpoints.when_begun = functools.partial(_describe, workdir, config)
+            outcome = fit(
+                model,
+                train,
+                test,
+                config.train,
+                checkpoints=checkpoints,
+                writes_to=workdir if is_chief else None,
+                devices=this_run.runtime.devices,
+                accumulation_steps=config.step.accumulation_steps,
+                until=stage.ends,
+                # The rehearsal runs beside the first steps. It ends training if the export fails.
+                watches=[rehearsal.callback()] if is_chief and not begun else [],
+                paused_s=lambda: rehearsal.seconds if is_chief else 0.0,
+            )
+            begun = True
+            if checkpoints.has_stopped:
+                break
         result = dataclasses.asdict(outcome)
         if not is_chief:
             return result
@@ -155,6 +170,17 @@ def _finished(this_run: Run, workdir: pathlib.Path, config: Config) -> dict | No
             "them one shared folder, or wait until its file system shows the end to all"
         )
     return result
+
+
+def _first_stage(this_run: Run, workdir: pathlib.Path, stages: Sequence[thaw.Stage]) -> int:
+    """Returns the index of the stage in which the run begins or continues."""
+    if len(stages) == 1:
+        return 0
+    with together(this_run.strategy, "could not read the checkpoints"):
+        saved = this_run.checkpoints(workdir / "checkpoints").store.newest()
+    epoch = 0 if saved is None else saved.state["epoch"]
+    seen = of_workers(np.array([epoch]), this_run.strategy)
+    return thaw.stage_at(stages, int(seen[0, 0]))
 
 
 def rehearse(
@@ -190,8 +216,12 @@ def _describe(workdir: pathlib.Path, config: Config) -> None:
     workdir_lib.write_json(workdir / "environment.json", runtime.describe_environment())
 
 
-def prepare(this_run: Run, config: Config) -> tuple[Loader, Loader, keras.Model]:
+def prepare(
+    this_run: Run, config: Config, *, continues: bool = False
+) -> tuple[Loader, Loader, keras.Model]:
     """Returns the loaders for training and test, and the compiled model.
+
+    With `continues`, a checkpoint will replace all weights, so the config's are not loaded.
 
     Raises:
       UserError: the data cannot be used, or do not suit the model or the recipe.
@@ -208,14 +238,29 @@ def prepare(this_run: Run, config: Config) -> tuple[Loader, Loader, keras.Model]
     check_same_classes(train.class_names, test.class_names)
 
     # ----- Model: with the outputs that the data need.
-    model, task = build(this_run, config, train.data)
+    model, task = build(this_run, config, train.data, continues=continues)
     tasks.check_monitor(config.train.monitor, task)
     summary("%s", _in_words(model, train, test))
 
     # ----- Step: the loss of float32 outputs; one XLA function for a whole step.
+    _compile(this_run, config, model, task, train)
+    return train, test, model
+
+
+def _compile(
+    this_run: Run,
+    config: Config,
+    model: keras.Model,
+    task: tasks.Task,
+    train: Loader,
+    *,
+    first_epoch: int = 0,
+) -> None:
+    """Compiles the model for the weights that are trainable, from an epoch on."""
+    first_step = first_epoch * train.num_batches
     this_run.compile(
         model,
-        make_optimizer(config.train, train),
+        make_optimizer(config.train, train, model, first_step=first_step),
         task.loss,
         metrics=task.metrics,
         steps_per_execution=steps_in_execution(
@@ -223,7 +268,15 @@ def prepare(this_run: Run, config: Config) -> tuple[Loader, Loader, keras.Model]
         ),
         step=config.step,
     )
-    return train, test, model
+
+
+def enter_stage(
+    this_run: Run, config: Config, model: keras.Model, train: Loader, stage: thaw.Stage
+) -> None:
+    """Lets the model train what the stage trains, with an optimizer of its own."""
+    thaw.enter(stage, model, config)
+    task = tasks.task_of(train.data, config.model, config.step, config.train)
+    _compile(this_run, config, model, task, train, first_epoch=stage.begins)
 
 
 def _in_words(model: keras.Model, train: Loader, test: Loader) -> str:
@@ -236,8 +289,12 @@ def _in_words(model: keras.Model, train: Loader, test: Loader) -> str:
     )
 
 
-def make_optimizer(config: TrainConfig, loader: Loader) -> keras.optimizers.Optimizer:
+def make_optimizer(
+    config: TrainConfig, loader: Loader, model: keras.Model, *, first_step: int = 0
+) -> keras.optimizers.Optimizer:
     """Returns the recipe's optimizer, with a schedule for the loader's epochs, and logs it.
+
+    Its first update is that of `first_step`, counted from the start of training.
 
     Raises:
       UserError: Keras has no such optimizer, or the recipe does not fit it.
@@ -246,25 +303,39 @@ def make_optimizer(config: TrainConfig, loader: Loader) -> keras.optimizers.Opti
     epoch = {"global_batch_size": batch, "num_steps": loader.num_batches}
     schedule = recipe.make_schedule(config, **epoch)
     summary("%s", recipe.describe(config, schedule, **epoch))
-    return recipe.make_optimizer(config, schedule)
+    optimizer = recipe.make_optimizer(config, schedule.begun_at(first_step))
+    weights = [each for layer in backbone_of(model) for each in layer.trainable_weights]
+    if config.backbone_factor != 1 and weights:
+        scale_rate(optimizer, weights, config.backbone_factor)
+        summary(
+            "learning rate: %g times as large for %s before the last layer",
+            *(config.backbone_factor, counted(len(weights), "weight")),
+        )
+    return optimizer
 
 
-def build(this_run: Run, config: Config, data: ImageData) -> tuple[keras.Model, tasks.Task]:
+def build(
+    this_run: Run, config: Config, data: ImageData, *, continues: bool = False
+) -> tuple[keras.Model, tasks.Task]:
     """Returns the model for a loader's data, made in the strategy's scope, and its task.
 
     Raises:
       UserError: the data do not suit the model.
     """
     task = tasks.task_of(data, config.model, config.step, config.train)
-    model = make_model(this_run, config, num_outputs=task.num_outputs)
+    model = make_model(this_run, config, num_outputs=task.num_outputs, continues=continues)
     tasks.check_model(model, task)
     if fault := misfit(model, data.pixel_range):
         raise UserError(f"{fault} (--config.data.mean=0 --config.data.std={1 / 255:.16g})")
     return model, task
 
 
-def make_model(this_run: Run, config: Config, *, num_outputs: int) -> keras.Model:
+def make_model(
+    this_run: Run, config: Config, *, num_outputs: int, continues: bool = False
+) -> keras.Model:
     """Returns the config's model with `num_outputs` classes or channels, in the strategy's scope.
+
+    With `continues`, a checkpoint will replace all weights, so the config's are not loaded.
 
     Raises:
       UserError: the model does not suit the images, or the config's weights or layers do not suit
@@ -277,33 +348,57 @@ def make_model(this_run: Run, config: Config, *, num_outputs: int) -> keras.Mode
             num_outputs=num_outputs,
             vit=config.vit,
         )
-        if config.model.weights is not None:
-            begin_from(config.model.weights, model, order=config.model.weights_order)
-            _warn_of_pixels(config)
+        if config.model.weights is not None and continues:
+            summary("model: the checkpoint's weights count, so model.weights is not read again")
+        elif config.model.weights is not None:
+            begin_from(
+                config.model.weights,
+                model,
+                order=config.model.weights_order,
+                new_layers=config.model.new_layers or (),
+            )
+            _compare_pixels(config)
         if config.model.float32_layers:
             model = with_float32_layers(model, config.model.float32_layers)
         if config.model.freeze:
             freeze(model, config.model.freeze)
+            thaw.check_thaws(model, config)
+            body = [each for layer in backbone_of(model) for each in layer.trainable_weights]
+            if config.train.backbone_factor != 1 and not body and not config.model.thaws:
+                raise UserError(
+                    f"train.backbone_factor={config.train.backbone_factor}, but {model.name} "
+                    "trains no layer before its last one; remove it, or freeze fewer layers"
+                )
             if config.model.weights is None:
                 log.warning("model: frozen layers stay random, because there are no weights")
     return model
 
 
-def _warn_of_pixels(config: Config) -> None:
-    """Warns if the loader's pixels differ from those that Keras's weights were trained on."""
-    pixels = trained_on(config.model.name)
-    if pixels is None or config.data.channels != 3:
-        return
-    given = config.data.mean + config.data.std
-    as_trained = np.allclose(given, pixels.mean + pixels.std, rtol=0.02, atol=0.002)
-    if not as_trained or config.model.weights_order != pixels.order:
+def _compare_pixels(config: Config) -> None:
+    """Logs whether the loader's pixels are those of the weights' training, if these are known."""
+    known = of_file(config.model.weights, config.model.name)
+    if known is None and config.model.weights.endswith(".safetensors"):
         log.warning(
-            "model: if %s is one of Keras's own files for %s, it was trained on other pixels; use "
-            "%s",
+            "data: nothing says which pixels %s was trained on: there is no config.json of timm "
+            "beside it; most of timm's Vision Transformers take --config.data.mean=0.5 "
+            "--config.data.std=0.5, and torchvision's --config.data.mean=0.485,0.456,0.406 "
+            "--config.data.std=0.229,0.224,0.225",
             config.model.weights,
-            config.model.name,
-            pixels.flags,
         )
+    if known is None or config.data.channels != 3:
+        return
+    pixels, given = known.pixels, config.data.mean + config.data.std
+    as_trained = np.allclose(given, pixels.mean + pixels.std, rtol=0.02, atol=0.002)
+    if as_trained and config.model.weights_order == pixels.order:
+        summary("data: %s, as for the weights (from %s)", pixels.settings, known.source)
+        return
+    log.warning(
+        "model: %s%s was trained on other pixels (from %s); use %s",
+        "" if known.is_sure else f"if these are the published weights of {config.model.name}, ",
+        config.model.weights,
+        known.source,
+        pixels.flags,
+    )
 
 
 def steps_in_execution(train: TrainConfig, device: Device, *, num_steps: int) -> int:

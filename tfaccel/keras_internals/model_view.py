@@ -98,6 +98,16 @@ def variables_of(model) -> list:
     return list({id(each): each for each in found}.values())
 
 
+def ids_of_optimizers(model) -> set[int]:
+    """Returns the ids of all variables of optimizers. They are the last ones of `variables_of`."""
+    return {
+        id(variable)
+        for each in every_optimizer(model)
+        for optimizer in optimizers_of(each)
+        for variable in optimizer.variables
+    }
+
+
 def state_of(model) -> list:
     """Returns the Keras variables that must be the same on every replica between steps.
 

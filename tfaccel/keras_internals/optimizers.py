@@ -1,5 +1,7 @@
 """What an optimizer of Keras keeps: its strategy, its updates, its learning rate, its averages."""
 
+from collections.abc import Sequence
+
 import keras
 import tensorflow as tf
 
@@ -40,3 +42,47 @@ def averaged_weights(optimizer: keras.optimizers.Optimizer) -> list[tuple]:
         optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True
     )
     return [(weight, average) for weight, average in pairs if average is not None]
+
+
+def scale_rate(
+    optimizer: keras.optimizers.Optimizer, weights: Sequence[keras.Variable], factor: float
+) -> None:
+    """Lets some weights learn with `factor` times the learning rate, also in their weight decay.
+
+    Keras has no rate for each weight. A scaled gradient would not do: Adam divides by its size. So
+    the rate that each update gets is scaled. Clipping by the norm of all gradients, moments and
+    averages stay as they are.
+
+    Args:
+      optimizer: not in use yet, and not a LossScaleOptimizer, which can be put around it.
+      weights: of the model that it will train.
+      factor: above 0.
+    """
+    update, decay = optimizer.update_step, optimizer._apply_weight_decay
+    chosen = {id(each) for each in weights}
+
+    def is_chosen(variable) -> bool:
+        place = optimizer._get_variable_index(variable)  # also of a replica's tf.Variable
+        return id(optimizer._trainable_variables[place]) in chosen
+
+    def update_step(gradient, variable, learning_rate):
+        rate = learning_rate * factor if is_chosen(variable) else learning_rate
+        return update(gradient, variable, rate)
+
+    def apply_weight_decay(variables):
+        decay([each for each in variables if not is_chosen(each)])
+        before = {name: getattr(optimizer, name, None) for name in _DECAYS}
+        try:
+            for name, value in before.items():
+                if value is not None:  # it is multiplied by the optimizer's one rate
+                    setattr(optimizer, name, value * factor)
+            decay([each for each in variables if is_chosen(each)])
+        finally:
+            for name, value in before.items():
+                if value is not None:
+                    setattr(optimizer, name, value)
+
+    optimizer.update_step, optimizer._apply_weight_decay = update_step, apply_weight_decay
+
+
+_DECAYS = ("weight_decay", "adam_weight_decay")  # the second is Muon's

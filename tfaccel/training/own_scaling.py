@@ -16,8 +16,8 @@ import numpy as np
 from keras import layers
 
 from tfaccel.common.tables import in_figures
+from tfaccel.config.keras_pixels import Pixels, trained_on
 from tfaccel.keras_internals.layers import layers_of
-from tfaccel.training.keras_pixels import Pixels, trained_on
 
 SMALL = 0.02  # a scale below this is one for 0..255: 1/255, 1/127.5 or 1/128
 FEW = 3.0  # pixels within -FEW..FEW are scaled: 0..1, -1..1, or to a deviation of about 1

@@ -37,6 +37,7 @@ from tfaccel.common.own_files import open_own, replace
 from tfaccel.common.redact import redacted
 from tfaccel.common.regular_file import read_regular
 from tfaccel.config import Config, parse
+from tfaccel.training.checkpoint.folder import parse as parse_checkpoint
 
 log = logging.getLogger("tfaccel")
 
@@ -214,6 +215,12 @@ def check_no_other(path: pathlib.Path, config: dict) -> None:
         raise UserError(
             f"workdir {path} already holds another run; give another --workdir, or remove it"
         )
+
+
+def has_checkpoints(path: pathlib.Path) -> bool:
+    """Returns whether a run in this workdir would resume."""
+    names = [parse_checkpoint(each) for each in path.glob("checkpoints/step-*")]
+    return any(each is not None and not each.unfinished for each in names)
 
 
 def write_config(path: pathlib.Path, config: dict) -> None:

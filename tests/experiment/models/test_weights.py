@@ -267,7 +267,10 @@ def test_a_file_of_keras_applications_gives_the_body(tmp_path):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("none.keras", "is no file that ends in .keras, .weights.h5, .weights.json, .h5, .hdf5;"),
+        (
+            "none.keras",
+            "is no file that ends in .keras, .weights.h5, .weights.json, .h5, .hdf5, .safetensors;",
+        ),
         ("a.txt", "is no file that ends in"),
         ("broken.weights.h5", "cannot be read for small"),
         ("broken.weights.json", "cannot be read for small"),
@@ -318,3 +321,20 @@ def test_keras_own_efficientnet_weights_are_divided_by_the_deviation(tmp_path, c
     again = picture_network()
     begin_from(save(model, tmp_path / "b.h5"), again)  # not a second time
     np.testing.assert_allclose(again.get_layer("normalization")(pixels / 255), truth, atol=1e-5)
+
+
+@files
+def test_new_layers_keep_their_random_weights(tmp_path, caplog, name):
+    saved, model = build(seed=1), build()
+    head = values(model)[-2:]
+    begin_from(save(saved, tmp_path / name), model, new_layers=["head"])
+    np.testing.assert_array_equal(values(model)[0], values(saved)[0])
+    for mine, other in zip(values(model)[-2:], head, strict=True):
+        np.testing.assert_array_equal(mine, other)
+    assert "random weights, as asked: logits" in caplog.text
+
+
+def test_a_new_layer_must_be_there(tmp_path):
+    model = build()
+    with pytest.raises(UserError, match=r"new_layers: small has no layer 'logist'.*'logits'"):
+        begin_from(save(model, tmp_path / "a.keras"), model, new_layers=["logist"])

@@ -6,10 +6,10 @@ findings = [*takes_the_data(facts), *gives_the_classes(facts), *gives_the_target
 from collections.abc import Iterator
 
 from tfaccel.common.tables import counted
+from tfaccel.config.keras_pixels import trained_on
 from tfaccel.diagnostics.lint.facts import Facts, Layer, Output, Shape, Target
 from tfaccel.diagnostics.lint.findings import Finding
 from tfaccel.diagnostics.lint.words import OVERSCALED, UNSCALED, layer_names, range_text, shape_text
-from tfaccel.training.keras_pixels import trained_on
 from tfaccel.training.own_scaling import FEW
 
 # Why outputs of another shape than the targets are a fault, and what the fix gains.

@@ -46,13 +46,14 @@ def run(config: Config, *, script: pathlib.Path | None) -> Lint:
         # This loader decodes nothing in advance, unless bad_files="skip" has to find the bad files.
         # Batches and shapes are the same in all loaders.
         loader = open_loader(this_run, config, "train", loader="tf_data", stored_size=None)
-        make_optimizer(config.train, loader)  # raises the errors of the recipe
     num_outputs = config.model.num_outputs
     if num_outputs is None:
         task = tasks.task_of(loader.data, config.model, config.step, config.train)
         tasks.check_monitor(config.train.monitor, task)
         num_outputs = task.num_outputs
     model = make_model(this_run, config, num_outputs=num_outputs)
+    with _without_log():
+        make_optimizer(config.train, loader, model)  # raises the errors of the recipe
     data, specs = read_data(loader)
     read = read_model(model, data_specs=specs, strategy=this_run.strategy)
     read = with_pixels(read, model, data)

@@ -15,9 +15,9 @@ import math
 import re
 from collections.abc import Iterator
 
+from tfaccel.config.keras_pixels import trained_on
 from tfaccel.diagnostics.lint.findings import Finding
 from tfaccel.diagnostics.lint.words import OVERSCALED, UNSCALED, range_text
-from tfaccel.training.keras_pixels import trained_on
 
 DECODERS = re.compile(r"decode_(image|jpeg|png|bmp|gif|webp|and_crop_jpeg)")
 BY_KERAS = re.compile(r"image_dataset_from_directory|flow_from_(directory|dataframe)")

@@ -13,7 +13,14 @@ from tfaccel.common.errors import UserError
 from tfaccel.config import VitConfig
 from tfaccel.config.names import check_among
 from tfaccel.config.vit import VITS, check_vit, is_vit
-from tfaccel.experiment.models import applications, cifar_resnet, mnist_cnn, restoration_cnn, vit
+from tfaccel.experiment.models import (
+    applications,
+    cifar_resnet,
+    mnist_cnn,
+    resnet_v1_5,
+    restoration_cnn,
+    vit,
+)
 from tfaccel.experiment.models.weights import own_weights
 from tfaccel.keras_internals.layers import layers_of
 
@@ -21,6 +28,7 @@ OWN = {
     "cifar_resnet": cifar_resnet.build,
     "mnist_cnn": mnist_cnn.build,
     "restoration_cnn": restoration_cnn.build,
+    **{name: functools.partial(resnet_v1_5.build, name) for name in resnet_v1_5.BLOCKS},
     **{name: functools.partial(vit.build, name) for name in VITS},
 }
 

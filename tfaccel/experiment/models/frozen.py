@@ -19,6 +19,11 @@ from tfaccel.keras_internals.layers import layers_of
 BACKBONE = "backbone"
 
 
+def backbone_of(model: keras.Model) -> list[keras.layers.Layer]:
+    """Returns all layers with weights but the last one, at the top of the model."""
+    return [each for each in model.layers if each.weights][:-1]
+
+
 def freeze(model: keras.Model, names: Sequence[str]) -> None:
     """Makes layers untrainable.
 
@@ -30,19 +35,8 @@ def freeze(model: keras.Model, names: Sequence[str]) -> None:
     Raises:
       UserError: no layer has one of the names, or no weight would be left to train.
     """
-    layers = [each for each in layers_of(model, include_self=False) if each.weights]
-    known = [each.name for each in layers]
-    for name in names:
-        chosen = [each for each in layers if fnmatch.fnmatchcase(each.name, name)]
-        if not chosen and name == BACKBONE:
-            chosen = [each for each in model.layers if each.weights][:-1]
-        if not chosen:
-            raise UserError(
-                f"model.freeze: {model.name} has no layer {name!r} with weights"
-                f"{did_you_mean(name, known)}"
-            )
-        for each in chosen:
-            each.trainable = False
+    for each in frozen_by(model, names):
+        each.trainable = False
     trained, whole = (_num_values(each) for each in (model.trainable_weights, model.weights))
     if not trained:
         raise UserError(
@@ -50,6 +44,27 @@ def freeze(model: keras.Model, names: Sequence[str]) -> None:
             "fewer layers"
         )
     summary("model: %s of %s parameters are frozen", f"{whole - trained:,}", f"{whole:,}")
+
+
+def frozen_by(model: keras.Model, names: Sequence[str]) -> list[keras.layers.Layer]:
+    """Returns the layers that `freeze` makes untrainable by these names.
+
+    Raises:
+      UserError: no layer has one of the names.
+    """
+    layers = [each for each in layers_of(model, include_self=False) if each.weights]
+    chosen = []
+    for name in names:
+        found = [each for each in layers if fnmatch.fnmatchcase(each.name, name)]
+        if not found and name == BACKBONE:
+            found = backbone_of(model)
+        if not found:
+            raise UserError(
+                f"model.freeze: {model.name} has no layer {name!r} with weights"
+                f"{did_you_mean(name, [each.name for each in layers])}"
+            )
+        chosen += found
+    return chosen
 
 
 def _num_values(weights: Sequence[keras.Variable]) -> int:

@@ -5,6 +5,8 @@ that it lacks.
 
     begin_from("resnet50_notop.h5", model)      # in the scope that the model was made in
 
+Files of other libraries, whose names differ, are translated first (translated.py).
+
 Names and shapes decide which layers are loaded. Comparing values would not work: a file may have
 the same numbers as a new model, above all zeros and ones. So this module watches which variables
 Keras's loaders assign.
@@ -12,20 +14,30 @@ Keras's loaders assign.
 
 import contextlib
 import dataclasses
+import fnmatch
 import logging
 import pathlib
 import re
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import h5py
 import keras
 import numpy as np
 
-from tfaccel.common.errors import UserError
+from tfaccel.common.errors import UserError, did_you_mean
 from tfaccel.common.run_log import summary
 from tfaccel.config.names import weights_file
+from tfaccel.experiment.models import safetensors_file
+from tfaccel.experiment.models.translated import (
+    HEAD,
+    Tensors,
+    is_head,
+    read_keras_hub,
+    translated,
+    units_of,
+)
 from tfaccel.keras_internals.layers import layers_of
 from tfaccel.keras_internals.weight_files import default_name, layer_names_in, place_of
 
@@ -46,25 +58,34 @@ FAULTS = (
 )
 
 
-def begin_from(file: str, model: keras.Model, *, order: str = "rgb") -> None:
+def begin_from(
+    file: str, model: keras.Model, *, order: str = "rgb", new_layers: Sequence[str] = ()
+) -> None:
     """Loads the weights that the file has for the model's layers.
 
     A layer gets all of its weights or none.
 
     Args:
-      file: a file of `model.save` or `model.save_weights`, in one piece or several, or a file of
-        keras.applications. Only numbers are read from it: no code, no pickle.
+      file: a file of `model.save` or `model.save_weights`, in one piece or several, a file of
+        keras.applications, `model.weights.h5` of a KerasHub preset, or a `.safetensors` file of
+        torchvision or timm. Only numbers are read from it: no code, no pickle.
       model: the built model.
       order: the order of the colors that the weights were trained on. For "bgr" the first
         convolution is flipped, so that the model takes red, green, blue with the same result.
+      new_layers: names of layers that keep their weights although the file has them; "*" stands for
+        any letters, and "head" for the last layer with weights.
 
     Raises:
       UserError: the file does not exist, cannot be read, fits no layer, or is of another
-        architecture; or there is no first convolution of three colors to flip.
+        architecture; there is no first convolution of three colors to flip; or there is no layer
+        of such a name.
     """
     path = weights_file(file)
+    new = [(each, each.get_weights()) for name in new_layers for each in _named(name, model)]
     try:
         loaded = _load(path, model)
+    except UserError:
+        raise
     except FAULTS as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UserError(
@@ -82,9 +103,26 @@ def begin_from(file: str, model: keras.Model, *, order: str = "rgb") -> None:
             f"layers that fit it has {_listed(loaded.others)}; use a file of the same architecture"
         )
     _log_loaded(loaded, path)
+    for layer, values in new:
+        layer.set_weights(values)
+    if new:
+        summary("model: random weights, as asked: %s", _listed([each.name for each, _ in new]))
     if order == "bgr":
         _flip_colors(loaded, file, model)
     _square_deviation(model)
+
+
+def _named(name: str, model: keras.Model) -> list[keras.layers.Layer]:
+    layers = [each for each in layers_of(model, include_self=False) if each.weights]
+    found = [each for each in layers if fnmatch.fnmatchcase(each.name, name)]
+    if not found and name == "head":
+        found = [each for each in model.layers if each.weights][-1:]
+    if not found:
+        raise UserError(
+            f"model.new_layers: {model.name} has no layer {name!r} with weights"
+            f"{did_you_mean(name, [each.name for each in layers])}"
+        )
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +211,10 @@ def _is_finite(layer: keras.layers.Layer) -> bool:
 
 def _load(path: pathlib.Path, model: keras.Model) -> Loaded:
     """Loads the layers that fit. A layer that gets only some of its weights is put back."""
+    if path.suffix == ".safetensors":
+        return _load_translated(path, model, safetensors_file.read(path))
+    if path.name.endswith(".weights.h5") and (arrays := read_keras_hub(path)) is not None:
+        return _load_translated(path, model, arrays)
     before = {id(each): keras.ops.convert_to_numpy(each) for each in model.weights}
     if path.name.endswith((".keras", ".weights.h5", ".weights.json")):
         return _load_numbered(path, model, before)
@@ -189,6 +231,41 @@ def _load(path: pathlib.Path, model: keras.Model) -> Loaded:
         return dataclasses.replace(ordered, in_order=True)
     _put_back(model.weights, before)
     return _load_named(path, model, before)
+
+
+def _load_translated(path: pathlib.Path, model: keras.Model, arrays: dict) -> Loaded:
+    """Loads a file with another library's names. The whole body must fit; the head need not.
+
+    Raises:
+      UserError: a layer does not fit, or the file has numbers that the model has no place for.
+    """
+    tensors = Tensors(arrays)
+    given = translated(model, tensors)
+    layers, head, misfits = [], {"missing": [], "other_shapes": []}, []
+    for unit in units_of(model):
+        shapes = [each.shape for each in given.get(unit.name, ())]
+        if shapes == [tuple(each.shape) for each in unit.weights]:
+            layers.append(unit)
+        elif unit.name == HEAD:
+            head["other_shapes" if shapes else "missing"].append(unit.name)
+        else:
+            misfits.append(f"{unit.name} {'has other shapes' if shapes else 'is not there'}")
+    left = [each for each in tensors.left if not is_head(each)]
+    if misfits or left:
+        reasons = []
+        if misfits:
+            reasons.append(f"of its layers, {_listed(misfits)}")
+        if left:
+            reasons.append(f"the file also has {_listed(left)}")
+        raise UserError(
+            f"model.weights={str(path)!r} is of another architecture than {model.name}: "
+            f"{'; '.join(reasons)}; use a file of the same architecture, with the same sizes"
+        )
+    for unit in layers:
+        for variable, array in zip(unit.weights, given[unit.name], strict=True):
+            variable.assign(np.asarray(array, np.float32))
+    leaves = [each for unit in layers for each in layers_of(unit) if own_weights(each)]
+    return Loaded(leaves, **head, unused=[], others=[])
 
 
 def _load_named(path: pathlib.Path, model: keras.Model, before: dict) -> Loaded:

@@ -48,8 +48,13 @@ class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
         decay: str,
         decay_steps=(),
         decay_factor: float = 1.0,
+        first_step: int = 0,
     ):
-        """Takes the numbers above; steps are counted from the start of training."""
+        """Takes the numbers above; steps are counted from the start of training.
+
+        `first_step` is the step of an optimizer's first update, if other optimizers trained before.
+        """
+        self.first_step = first_step
         self.peak, self.decay = peak, decay
         self.warmup_steps, self.total_steps = warmup_steps, total_steps
         self.decay_steps, self.decay_factor = tuple(decay_steps), decay_factor
@@ -61,7 +66,7 @@ class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
         Args:
           step: the number of updates before it, an integer.
         """
-        step = tf.cast(tf.convert_to_tensor(step), tf.int64)
+        step = tf.cast(tf.convert_to_tensor(step), tf.int64) + self.first_step
         decayed = self._decayed(step)
         if self.warmup_steps == 0:
             return self.peak * decayed
@@ -89,7 +94,12 @@ class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
             "decay": self.decay,
             "decay_steps": list(self.decay_steps),
             "decay_factor": self.decay_factor,
+            "first_step": self.first_step,
         }
+
+    def begun_at(self, first_step: int) -> "LearningRate":
+        """Returns the same schedule for an optimizer that begins at that step."""
+        return LearningRate(**{**self.get_config(), "first_step": first_step})
 
 
 def _ratio(steps: tf.Tensor, whole: int) -> tf.Tensor:

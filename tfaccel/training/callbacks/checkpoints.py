@@ -77,6 +77,18 @@ class Checkpoints(keras.callbacks.Callback):
         )
         self._origin = Origin(self.store, resume, accept_changes, facts, is_chief=is_chief)
 
+    def begin_anew_at(self, epoch: int) -> None:
+        """Lets a checkpoint before that epoch restore all but the optimizer, which begins anew.
+
+        For a model that trains other weights from the epoch on.
+        """
+        self._origin.anew_at = epoch
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether a `fit` with this callback ended early, in this process or before it."""
+        return bool(self.model.stop_training or self._begun.state.get("stop_training"))
+
     def __repr__(self):
         """Names the folder, the interval, and the number of checkpoints that are kept."""
         config, steps = self._config, ""

@@ -45,6 +45,7 @@ class Beginning:
       state: a checkpoint's state; in a new run only its counts, history and logs, all empty.
       arrays: a checkpoint's arrays, until they are restored; empty in a new run.
       keep: the name of a variable that is not restored; None to restore all.
+      anew: whether the optimizer begins anew, because other weights are trained from here on.
     """
 
     epoch: int
@@ -52,6 +53,7 @@ class Beginning:
     state: dict
     arrays: state_lib.Arrays
     keep: str | None = None
+    anew: bool = False
 
     def around(self, callbacks: list, *, is_chief: bool) -> list:
         """Returns the callbacks between two that restore the arrays and the state."""
@@ -65,13 +67,15 @@ class Origin:
 
     Attributes:
       run: what checkpoints record about this run; `newest` sets it.
+      anew_at: an epoch that trains other weights than the one before it, so that the optimizer
+        begins anew there; None if there is none.
     """
 
     def __init__(
         self, store: Store, resume: str, accept_changes: bool, facts: dict, *, is_chief: bool = True
     ):
         """Takes the checkpoints, and the arguments of `Run.checkpoints` with the same names."""
-        self._is_chief = is_chief
+        self._is_chief, self.anew_at = is_chief, None
         self._store, self._facts = store, facts
         self._resume, self._accept_changes = resume, accept_changes
 
@@ -274,7 +278,9 @@ class Origin:
         within = same_epoch and step > 0 and state["step_in_epoch"] > 0
         # Steps in checkpoints' names must increase, even if epochs have fewer steps than before.
         offset = max(state.get("offset", 0), state["step"] - self._loader.position)
-        return Beginning(epoch, within, state | {"offset": offset}, snapshot.arrays, self._keep)
+        anew = (state["epoch"], state["step_in_epoch"]) == (self.anew_at, 0)
+        state = state | {"offset": offset}
+        return Beginning(epoch, within, state, snapshot.arrays, self._keep, anew)
 
 
 def _differences(before: Mapping, now: Mapping, prefix: str = "") -> Iterator[str]:
@@ -299,7 +305,8 @@ class _Before(keras.callbacks.Callback):
         self._logs = beginning.state["logs"] if beginning.within_epoch else {}
 
     def on_train_begin(self, logs=None):
-        state_lib.put_variables(self.model, self._begun.arrays, keep=self._begun.keep)
+        how = {"keep": self._begun.keep, "anew": self._begun.anew}
+        state_lib.put_variables(self.model, self._begun.arrays, **how)
 
     def on_epoch_begin(self, epoch, logs=None):
         if self._begun.arrays and self._begun.within_epoch:
@@ -359,9 +366,11 @@ def _data_facts(loader: Loader) -> dict:
 def _optimizer_facts(model) -> dict:
     """Returns the optimizers' configs without the names of their parts, JSON-ready."""
 
+    unlike = ("name", "first_step")  # the second differs between the stages of a run that thaws
+
     def nameless(config):
         if isinstance(config, dict):
-            return {key: nameless(each) for key, each in config.items() if key != "name"}
+            return {key: nameless(each) for key, each in config.items() if key not in unlike}
         return config if isinstance(config, int | float | str | None) else repr(config)
 
     found = {

@@ -23,7 +23,12 @@ import tensorflow as tf
 
 from tfaccel.common.errors import UserError
 from tfaccel.keras_internals.copies import refresh
-from tfaccel.keras_internals.model_view import named_optimizers, runs_eagerly, state_of
+from tfaccel.keras_internals.model_view import (
+    ids_of_optimizers,
+    named_optimizers,
+    runs_eagerly,
+    state_of,
+)
 from tfaccel.keras_internals.variables import components
 from tfaccel.runtime.agreement import of_workers
 
@@ -62,19 +67,27 @@ def bytes_of(variables: Iterable[keras.Variable]) -> int:
     return sum(math.prod(each.shape) * tf.as_dtype(each.dtype).size for each in each_once)
 
 
-def put_variables(model: keras.Model, arrays: Arrays, *, keep: str | None = None) -> None:
+def put_variables(
+    model: keras.Model, arrays: Arrays, *, keep: str | None = None, anew: bool = False
+) -> None:
     """Assigns the arrays to the variables of every local replica.
 
     Args:
       model: built and compiled like the model that was saved.
       arrays: from `variables`.
       keep: the name of a variable that is not assigned; None to assign all.
+      anew: whether the model now trains other weights, so that the optimizer stays as it is built.
 
     Raises:
       UserError: the arrays are of another model or optimizer.
     """
-    _check_trained(model, arrays)
+    if not anew:
+        _check_trained(model, arrays)
     ours, theirs = state_of(model), _of("variable", arrays)
+    if anew:  # optimizers' variables are the last ones
+        of_optimizers = ids_of_optimizers(model)
+        ours = [each for each in ours if id(each) not in of_optimizers]
+        theirs = dict(list(theirs.items())[: len(ours)])
     if len(ours) != len(theirs):
         raise UserError(
             f"the checkpoint has {len(theirs)} variables, but this model and its optimizer have "

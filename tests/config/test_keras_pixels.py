@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 
+from tfaccel.config.keras_pixels import trained_on
 from tfaccel.experiment.models.applications import architectures
-from tfaccel.training.keras_pixels import trained_on
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (1, 8, 9, 3)).astype(np.float32)
 CONSTRUCTORS = {name: each.args[0] for name, each in architectures().items()}

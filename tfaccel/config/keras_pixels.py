@@ -62,6 +62,7 @@ _AS_CAFFE = Pixels((123.68 / 255, 116.779 / 255, 103.939 / 255), (1 / 255,) * 3,
 _FAMILIES = (
     (r"resnet(50|101|152)v2", _TO_ONE),
     (r"resnet(50|101|152)", _AS_CAFFE),
+    (r"resnet(50|101|152)v15", _OF_IMAGENET),  # not Keras's; torchvision's and timm's weights
     (r"vgg(16|19)", _AS_CAFFE),
     (r"densenet(121|169|201)", _OF_IMAGENET),
     (r"mobilenet(v2|v3(small|large))?(\d{6,})?", _TO_ONE),  # a model is mobilenetv2_1.00_224
