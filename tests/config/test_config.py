@@ -128,6 +128,38 @@ def test_a_config_may_leave_out_what_it_does_not_change():
             {"test_images": {"window": "center_crop", "center_fraction": 0.5}},
             "center_fraction=0.5 needs window='resized_center_crop', but window='center_crop'",
         ),
+        ({"train_images": {"policy": "randaug"}}, "policy='randaug'; did you mean 'randaugment'?"),
+        (
+            {"train_images": {"policy_magnitude": 5.0}},
+            "policy_magnitude=5.0 has no effect with policy='none'; remove it, or use "
+            "policy='randaugment' or 'randaugment_timm'",
+        ),
+        (
+            {"train_images": {"policy": "trivialaugment", "policy_operations": 3}},
+            "policy_operations=3 has no effect with policy='trivialaugment'",
+        ),
+        (
+            {"train_images": {"policy": "randaugment_timm", "policy_magnitude": 11.0}},
+            "policy_magnitude=11.0; expected a number at least 0 and at most 10",
+        ),
+        (
+            {"train_images": {"policy": "randaugment", "policy_magnitude_std": 0.5}},
+            "policy_magnitude_std=0.5 needs policy='randaugment_timm'",
+        ),
+        (
+            {"train_images": {"erase_fill": "random"}},
+            "erase_fill='random' has no effect with erase_probability=0; set erase_probability, or "
+            "remove erase_fill",
+        ),
+        ({"train_images": {"blur_probability": 1.5}}, "blur_probability=1.5; expected a number"),
+        (
+            {"train_images": {"blur_probability": 1.0, "blur_sigma": (2.0, 1.0)}},
+            "blur_sigma=(2.0, 1.0); expected the smaller number first",
+        ),
+        (
+            {"train_images": {"posterize_probability": 1.0, "posterize_bits": 8}},
+            "posterize_bits=8; expected a whole number",
+        ),
         (
             {"step": {"loss_scale": 128, "loss_scale_initial": 2.0}},
             "loss_scale_initial=2.0 needs loss_scale='dynamic', but loss_scale=128.0",
