@@ -111,6 +111,14 @@ def test_a_config_may_leave_out_what_it_does_not_change():
         ({"train": {"loss": "diec"}}, "did you mean 'dice'?"),
         ({"train": {"focal_gamma": 1.0}}, "focal_gamma=1.0 needs loss='focal'"),
         ({"train": {"loss": "dice", "class_weights": "balanced"}}, "counts all classes alike"),
+        (
+            {"train": {"bce_target_threshold": 0.2}},
+            "bce_target_threshold=0.2 needs loss='binary_cross_entropy', but loss='cross_entropy'",
+        ),
+        (
+            {"train": {"loss": "binary_cross_entropy", "class_weights": "balanced"}},
+            "which has no weights of classes",
+        ),
         ({"step": {"loss_scale": "static"}}, "loss_scale='static'; expected 'dynamic' or a number"),
         ({"step": {"loss_scale": 0}}, "loss_scale=0; expected 'dynamic' or a number above 0"),
         ({"step": {"loss_scale": float("nan")}}, "loss_scale=nan; expected 'dynamic' or a number"),
