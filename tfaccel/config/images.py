@@ -93,8 +93,8 @@ class AugmentConfig:
     hue_degrees: float = 0.0
     """Turn all hues by a random angle, uniform in [-hue_degrees, hue_degrees]."""
     policy: str = "none"
-    """none, randaugment or another policy of random operations on each image. "randaugment": Cubuk
-    et al. 2020, arXiv:1909.13719, with the 14 operations and ranges of torchvision 0.20's
+    """none, randaugment or another. A policy draws random operations for each image. "randaugment":
+    Cubuk et al. 2020, arXiv:1909.13719, with the 14 operations and ranges of torchvision 0.20's
     RandAugment. "randaugment_timm": timm 1.0's increasing RandAugment ("rand-m9-mstd0.5-inc1"), 15
     operations, each done with probability 1/2. "trivialaugment": the wide TrivialAugment of Müller
     and Hutter 2021, arXiv:2103.10158, one operation of random magnitude, with the ranges of
