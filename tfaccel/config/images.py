@@ -154,6 +154,21 @@ class AugmentConfig:
         self._check_policy()
         self._check_probabilities()
 
+    def __repr__(self):
+        """Returns all fields up to hue_degrees, and those after it that are not at their defaults.
+
+        Checkpoints hold this text. Without the later fields, those of earlier versions can still be
+        resumed.
+        """
+        fields = dataclasses.fields(self)
+        first = [each.name for each in fields].index("policy")
+        shown = [
+            f"{each.name}={getattr(self, each.name)!r}"
+            for index, each in enumerate(fields)
+            if index < first or getattr(self, each.name) != each.default
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
     def _check_policy(self) -> None:
         check_choice("policy", self.policy, POLICIES)
         check_int("policy_operations", self.policy_operations, at_least=1, at_most=16)
