@@ -39,7 +39,7 @@ if it is more than a fifth of the mixed image. 2,048 images need several GPUs, o
 - `a3` is tested at 224 pixels there, and here at the 160 of the training.
 - Keras's LAMB subtracts the weight decay by itself, at the learning rate. timm's adds it to the
   update, whose norm LAMB then scales.
-- RandAugment fills with black here, and there with the mean. It interpolates linearly here.
+- RandAugment and windows interpolate linearly here, and there by a cubic too.
 
 No version has been trained to the end, so no accuracy is known. (The paper has 80.4%, 79.8% and
 78.1% for its own `a1`, `a2` and `a3`.)

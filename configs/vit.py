@@ -46,7 +46,7 @@ probability 0.25, and a class token. What differs:
 
 - Repeated augmentation does not exist in tfaccel.
 - The learning rate falls to 0, and not to 1e-5. There is no distillation.
-- RandAugment fills with black, where theirs fills with the mean. Windows are resized linearly.
+- RandAugment and windows interpolate linearly, where theirs do so by a cubic too.
 - What is erased becomes uniform noise, as in Zhong et al. (2020, arXiv:1708.04896), not normal.
 
 None of the sizes has been trained to the end, so their accuracy is not known. On the digits that

@@ -155,6 +155,10 @@ def test_a_config_may_leave_out_what_it_does_not_change():
             "policy_magnitude_std=0.5 needs policy='randaugment_timm'",
         ),
         (
+            {"train_images": {"policy_fill": "mean"}},
+            "policy_fill='mean' has no effect with policy='none'; set a policy, or remove it",
+        ),
+        (
             {"train_images": {"erase_fill": "random"}},
             "erase_fill='random' has no effect with erase_probability=0; set erase_probability, or "
             "remove erase_fill",

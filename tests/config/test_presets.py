@@ -23,7 +23,7 @@ def test_the_text_in_checkpoints_is_that_of_earlier_versions_without_newer_opera
     text = repr(preset("deit"))
     assert text.endswith(
         ", hue_degrees=0.0, policy='randaugment_timm', policy_magnitude_std=0.5, "
-        "erase_probability=0.25, erase_fill='random')"
+        "policy_fill='mean', erase_probability=0.25, erase_fill='random')"
     )
 
 

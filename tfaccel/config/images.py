@@ -20,6 +20,7 @@ from tfaccel.config.documented import documented
 WINDOWS = ("stretch", "resized_center_crop", "center_crop", "random_crop", "random_resized_crop")
 CROPS = ("center_crop", "random_crop")  # the windows that are not resized
 POLICIES = ("none", "randaugment", "randaugment_timm", "trivialaugment")
+POLICY_FILLS = ("black", "mean")
 ERASE_FILLS = ("mean", "random", "black")
 DEFAULT_BATCH = 256  # Goyal et al. 2017, arXiv:1706.02677
 LAST_BATCHES = ("pad", "drop", "repeat")
@@ -98,7 +99,7 @@ class AugmentConfig:
     RandAugment. "randaugment_timm": timm 1.0's increasing RandAugment ("rand-m9-mstd0.5-inc1"), 15
     operations, each done with probability 1/2. "trivialaugment": the wide TrivialAugment of Müller
     and Hutter 2021, arXiv:2103.10158, one operation of random magnitude, with the ranges of
-    torchvision 0.20. Pixels from outside a moved image are black, and pixels are interpolated."""
+    torchvision 0.20. Moved images are interpolated linearly."""
     policy_operations: int = 2
     """For "randaugment" and "randaugment_timm": operations for each image, one after the other.
     Each is drawn anew, so that one may be drawn twice."""
@@ -110,6 +111,9 @@ class AugmentConfig:
     policy_magnitude_std: float = 0.0
     """For "randaugment_timm": the standard deviation of the magnitude. Each operation's magnitude
     is drawn from a normal distribution about policy_magnitude, and clipped to 0..10."""
+    policy_fill: str = "black"
+    """For a policy: black or mean. What a moved image has where no pixel comes from. "mean" is the
+    grey level next to the field `mean` in each channel, as in timm. Masks have `ignore_class`."""
     blur_probability: float = 0.0
     """Probability of a Gaussian blur, for each image. Pixels at the border are repeated outside."""
     blur_sigma: Sequence[float] = (0.1, 2.0)
@@ -176,6 +180,12 @@ class AugmentConfig:
         check_only_with(self, "policy", {"randaugment_timm": ("policy_magnitude_std",)})
         most = POLICY_MAGNITUDES.get(self.policy)
         check_number("policy_magnitude", self.policy_magnitude, at_least=0, at_most=most)
+        check_choice("policy_fill", self.policy_fill, POLICY_FILLS)
+        if self.policy == "none" and self.policy_fill != AugmentConfig.policy_fill:
+            raise UserError(
+                f"policy_fill={self.policy_fill!r} has no effect with policy='none'; set a policy, "
+                "or remove it"
+            )
         for name in ("policy_operations", "policy_magnitude") if most is None else ():
             if getattr(self, name) != getattr(AugmentConfig, name):
                 raise UserError(

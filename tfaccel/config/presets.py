@@ -18,6 +18,7 @@ def _timm(*, magnitude: float, **others) -> AugmentConfig:
         policy="randaugment_timm",
         policy_magnitude=float(magnitude),
         policy_magnitude_std=0.5,
+        policy_fill="mean",
         **others,
     )
 

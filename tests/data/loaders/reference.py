@@ -53,7 +53,7 @@ def example(pixels, images, augment, draws, target=None, *, repeat_border=False)
         return normalised(image, images), mask.astype(np.uint8)
     target = geometry(target, where, images, draws, **settings)
     for row in draws.get("policy", ()):
-        target = whole(warp(whole(target), row[:6].reshape(2, 3)))
+        target = move(whole(target), row, images, augment)
     return normalised(image, images), normalised(target, images)
 
 
@@ -189,7 +189,7 @@ def whole(pixels):
 def varied(pixels, draws, images, augment):
     """A policy's operations, then blur, posterizing, solarizing and erasing, in whole levels."""
     for row in draws.get("policy", ()):
-        pixels = whole(warp(pixels, row[:6].reshape(2, 3)))
+        pixels = move(pixels, row, images, augment)
         pixels = by_pillow(pixels, CODES[int(row[6])], float(row[7]))
     if "blur" in draws:
         pixels = blurred(pixels, float(draws["blur"][0]), augment.blur_sigma[1])
@@ -197,6 +197,13 @@ def varied(pixels, draws, images, augment):
         multiple, threshold = draws["levels"]
         pixels = by_pillow(by_pillow(pixels, "posterize", multiple), "solarize", threshold)
     return erased(pixels, draws["erase"], images, augment) if "erase" in draws else pixels
+
+
+def move(pixels, row, images, augment):
+    """An affine map of whole grey levels."""
+    levels = np.array([round(255 * each) for each in images.mean])
+    fill = levels if augment.policy_fill == "mean" else 0
+    return whole(warp(pixels.astype(float) - fill, row[:6].reshape(2, 3)) + fill)
 
 
 def by_pillow(pixels, name, argument):

@@ -165,7 +165,11 @@ def test_moves_are_those_of_pillow(space):
 
 POLICIES = {
     "randaugment": {},
-    "randaugment_timm": {"policy_magnitude": 7.0, "policy_magnitude_std": 0.5},
+    "randaugment_timm": {
+        "policy_magnitude": 7.0,
+        "policy_magnitude_std": 0.5,
+        "policy_fill": "mean",
+    },
     "trivialaugment": {},
 }
 
@@ -176,7 +180,7 @@ def test_a_policy_is_its_operations_one_after_the_other(policy):
     source = np.concatenate([photographs()] * 8)
     draws = drawn(augment, len(source))
     assert len(np.unique(draws["policy"][..., 6])) >= 8  # or this test shows little
-    found, wanted = varied(source, draws), expected(source, draws, augment)
+    found, wanted = varied(source, draws, augment), expected(source, draws, augment)
     difference = np.abs(found.astype(int) - wanted)
     if policy == "trivialaugment":  # a single operation
         assert difference.max() <= ONE_LEVEL
@@ -184,6 +188,17 @@ def test_a_policy_is_its_operations_one_after_the_other(policy):
     assert (difference > ONE_LEVEL).mean() < 0.01
     assert difference.mean() < 0.1
     assert (found != source).mean() > 0.3
+
+
+def test_a_move_is_filled_with_black_or_the_mean():
+    source = photographs()
+    away = {"policy": np.tile(np.float32([1, 0, 99, 0, 1, 0, 0, 0]), (len(source), 1, 1))}
+    for augment, level in (
+        (AugmentConfig(policy="trivialaugment"), [0, 0, 0]),
+        (AugmentConfig(policy="trivialaugment", policy_fill="mean"), [102, 128, 153]),
+    ):
+        found = varied(source, away, augment)
+        np.testing.assert_array_equal(found, np.broadcast_to(level, found.shape))
 
 
 @pytest.mark.parametrize("sigma", [(0.1, 2.0), (3.0, 3.0)])

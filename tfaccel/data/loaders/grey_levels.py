@@ -47,26 +47,27 @@ def varied(
     Args:
       pixels: [rows, height, width, channels] uint8.
       draws: tensors by kind, as in `draws.kinds`, or for a target as in `draws.for_target`.
-      images: the mean level, with which "mean" erases, and the class outside of a mask.
-      augment: the largest blur, and what erases.
+      images: the mean, which may fill and erase, and the class outside of a mask.
+      augment: the largest blur, and what fills and erases.
       on_gpu: whether the device is a GPU. It counts grey levels in another way than a CPU, with the
         same result.
       is_mask: whether pixels are classes, so that a move takes the nearest pixel.
     """
+    mean = tuple(round(255 * each) for each in images.mean)
+    fill = mean if augment.policy_fill == "mean" else (0,) * len(mean)
     if "moves" in draws:
-        fill = (images.ignore_class or 0) if is_mask else 0
+        fill = (images.ignore_class or 0,) if is_mask else fill
         for index in range(draws["moves"].shape[1]):
             pixels = _moved(pixels, draws["moves"][:, index], is_mask, fill)
     if "policy" in draws:
         for index in range(draws["policy"].shape[1]):
-            pixels = _operated(pixels, draws["policy"][:, index], on_gpu)
+            pixels = _operated(pixels, draws["policy"][:, index], fill, on_gpu)
     if "blur" in draws:
         radius = math.ceil(REACH * augment.blur_sigma[1])
         pixels = _blurred(pixels, draws["blur"], radius)
     if "levels" in draws:
         pixels = _posterized_and_solarized(pixels, draws["levels"])
     if "erase" in draws:
-        mean = tuple(round(255 * each) for each in images.mean)
         pixels = _erased(pixels, draws["erase"], augment.erase_fill, mean)
     return pixels
 
@@ -75,18 +76,27 @@ def varied(
 # the parts: TensorFlow keeps int32 on the host.
 
 
-def _operated(pixels, row, on_gpu: bool):
-    pixels = _moved(pixels, row[:, :6], False, 0)
+def _operated(pixels, row, fill: tuple, on_gpu: bool):
+    pixels = _moved(pixels, row[:, :6], False, fill)
     counts = _counts_on_gpu(pixels) if on_gpu else _counts_on_cpu(pixels, row[:, 6])
     tables = _tables(pixels, counts, row[:, 6:])
     return _mapped(pixels, _smoothed(pixels), tables, row[:, 6:])
 
 
 @_compiled
-def _moved(pixels, matrix, nearest: bool, fill: int):
-    """Moves by affine maps, [rows, 6]. The map 1, 0, 0, 0, 1, 0 changes nothing."""
-    found = warped(pixels, tf.reshape(matrix, (-1, 2, 3)), nearest, fill)
-    return found if nearest else tf.cast(found + 0.5, tf.uint8)
+def _moved(pixels, matrix, nearest: bool, fill: tuple):
+    """Moves by affine maps, [rows, 6]. The map 1, 0, 0, 0, 1, 0 changes nothing.
+
+    Places outside the image give `fill`, which has a number for each channel.
+    """
+    matrix = tf.reshape(matrix, (-1, 2, 3))
+    if nearest:
+        return warped(pixels, matrix, True, fill[0])
+    if not any(fill):
+        return tf.cast(warped(pixels, matrix, False, 0) + 0.5, tf.uint8)
+    levels = tf.constant(fill, tf.float32)
+    found = warped(tf.cast(pixels, tf.float32) - levels, matrix, False, 0) + levels
+    return tf.cast(tf.clip_by_value(found + 0.5, 0.0, 255.0), tf.uint8)
 
 
 def _counts_on_cpu(pixels, code):
