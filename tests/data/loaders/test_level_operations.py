@@ -7,6 +7,7 @@ import reference
 import tensorflow as tf
 
 from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig
+from tfaccel.config.presets import preset
 from tfaccel.data.feed import Feed
 from tfaccel.data.loaders.dali import DaliStream, TogetherStream
 from tfaccel.data.loaders.memory import MemoryStream, decode_all
@@ -195,3 +196,23 @@ def test_dali_gives_the_batches_of_a_launch_together(source):
         together = next(stream)
         found += [tuple(map(np.array, together.at(index))) for index in range(len(together))]
     same(single, found)
+
+
+@pytest.mark.parametrize("loader", ["memory", "tf_data", "dali"])
+def test_resized_windows_have_the_same_operations(pixels, source, loader):
+    """Loaders resize to levels that differ by one here and there, which operations may enlarge."""
+    smooth = {"crop_area": (0.1, 0.6), "brightness": 0.2}  # no window shrinks
+    augment = preset("deit", **smooth, blur_probability=0.5)
+    feed = feed_of(augment)
+    image, _ = next(stream_of(loader, source, feed))
+    ids, draws = feed.rows(0).ids, feed.draws(0)
+    rows = [{kind: each[row] for kind, each in draws.items()} for row in range(8)]
+    wanted = np.stack(
+        [
+            reference.example(pixels[index], IMAGES, augment, row, repeat_border=loader == "dali")
+            for index, row in zip(ids, rows, strict=True)
+        ]
+    )
+    difference = np.abs(image - wanted) * 127.5
+    assert difference.mean() < 0.5
+    assert np.percentile(difference, 95) < 1.1
