@@ -117,8 +117,9 @@ class AugmentConfig:
     blur_probability: float = 0.0
     """Probability of a Gaussian blur, for each image. Pixels at the border are repeated outside."""
     blur_sigma: Sequence[float] = (0.1, 2.0)
-    """For blur_probability: the smallest and largest standard deviation of the blur, in pixels. It
-    is uniform between them (torchvision's GaussianBlur, Chen et al. 2020, arXiv:2002.05709)."""
+    """For blur_probability: the smallest and largest standard deviation of the blur, in pixels, at
+    most 16. It is uniform between them (torchvision's GaussianBlur; Chen et al. 2020,
+    arXiv:2002.05709)."""
     posterize_probability: float = 0.0
     """Probability of posterizing, for each image: only the highest bits of each pixel are kept."""
     posterize_bits: int = 4
@@ -196,7 +197,7 @@ class AugmentConfig:
     def _check_probabilities(self) -> None:
         for name in PROBABILITY_ARGUMENTS:
             check_number(name, getattr(self, name), at_least=0, at_most=1)
-        object.__setattr__(self, "blur_sigma", _range("blur_sigma", self.blur_sigma, at_most=64))
+        object.__setattr__(self, "blur_sigma", _range("blur_sigma", self.blur_sigma, at_most=16))
         check_int("posterize_bits", self.posterize_bits, at_least=1, at_most=7)
         check_int("solarize_threshold", self.solarize_threshold, at_least=0, at_most=255)
         object.__setattr__(self, "erase_area", _range("erase_area", self.erase_area, at_most=1))
