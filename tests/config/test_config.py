@@ -111,6 +111,14 @@ def test_a_config_may_leave_out_what_it_does_not_change():
         ({"train": {"loss": "diec"}}, "did you mean 'dice'?"),
         ({"train": {"focal_gamma": 1.0}}, "focal_gamma=1.0 needs loss='focal'"),
         ({"train": {"loss": "dice", "class_weights": "balanced"}}, "counts all classes alike"),
+        (
+            {"train": {"bce_target_threshold": 0.2}},
+            "bce_target_threshold=0.2 needs loss='binary_cross_entropy', but loss='cross_entropy'",
+        ),
+        (
+            {"train": {"loss": "binary_cross_entropy", "class_weights": "balanced"}},
+            "which has no weights of classes",
+        ),
         ({"step": {"loss_scale": "static"}}, "loss_scale='static'; expected 'dynamic' or a number"),
         ({"step": {"loss_scale": 0}}, "loss_scale=0; expected 'dynamic' or a number above 0"),
         ({"step": {"loss_scale": float("nan")}}, "loss_scale=nan; expected 'dynamic' or a number"),
@@ -127,6 +135,42 @@ def test_a_config_may_leave_out_what_it_does_not_change():
         (
             {"test_images": {"window": "center_crop", "center_fraction": 0.5}},
             "center_fraction=0.5 needs window='resized_center_crop', but window='center_crop'",
+        ),
+        ({"train_images": {"policy": "randaug"}}, "policy='randaug'; did you mean 'randaugment'?"),
+        (
+            {"train_images": {"policy_magnitude": 5.0}},
+            "policy_magnitude=5.0 has no effect with policy='none'; remove it, or use "
+            "policy='randaugment' or 'randaugment_timm'",
+        ),
+        (
+            {"train_images": {"policy": "trivialaugment", "policy_operations": 3}},
+            "policy_operations=3 has no effect with policy='trivialaugment'",
+        ),
+        (
+            {"train_images": {"policy": "randaugment_timm", "policy_magnitude": 11.0}},
+            "policy_magnitude=11.0; expected a number at least 0 and at most 10",
+        ),
+        (
+            {"train_images": {"policy": "randaugment", "policy_magnitude_std": 0.5}},
+            "policy_magnitude_std=0.5 needs policy='randaugment_timm'",
+        ),
+        (
+            {"train_images": {"policy_fill": "mean"}},
+            "policy_fill='mean' has no effect with policy='none'; set a policy, or remove it",
+        ),
+        (
+            {"train_images": {"erase_fill": "random"}},
+            "erase_fill='random' has no effect with erase_probability=0; set erase_probability, or "
+            "remove erase_fill",
+        ),
+        ({"train_images": {"blur_probability": 1.5}}, "blur_probability=1.5; expected a number"),
+        (
+            {"train_images": {"blur_probability": 1.0, "blur_sigma": (2.0, 1.0)}},
+            "blur_sigma=(2.0, 1.0); expected the smaller number first",
+        ),
+        (
+            {"train_images": {"posterize_probability": 1.0, "posterize_bits": 8}},
+            "posterize_bits=8; expected a whole number",
         ),
         (
             {"step": {"loss_scale": 128, "loss_scale_initial": 2.0}},

@@ -12,6 +12,7 @@ from ml_collections import config_flags
 
 from tfaccel import UserError
 from tfaccel.config import parse
+from tfaccel.config.presets import preset
 from tfaccel.data.blurred import ensure_blurred
 from tfaccel.data.digits import ensure_digits
 from tfaccel.experiment import train
@@ -111,7 +112,12 @@ def test_trains_measures_and_exports_at_its_smoke_size(name, changes, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "make_data", "steps"),
-    [("tiny_smoke", cifar10_png, 3), ("small_smoke", imagenet, 2), ("base_smoke", imagenet, 2)],
+    [
+        ("tiny_smoke", cifar10_png, 3),
+        ("small_smoke", imagenet, 2),
+        ("base_smoke", imagenet, 2),
+        ("deit_small_smoke", imagenet, 2),
+    ],
 )
 def test_the_vit_trains_on_each_kind_of_files(size, make_data, steps, tmp_path):
     config = get_config("vit", size)
@@ -199,6 +205,49 @@ def test_the_sizes_of_the_vit(size, name, patch_size, side, epochs, cutmix):
     smoke = parse(get_config("vit", f"{size}_smoke" if size else "smoke"))
     assert (smoke.model.name, smoke.train.epochs, smoke.vit.depth) == (name, 1, 2)
     assert smoke.data.image_size == config.data.image_size
+
+
+@pytest.mark.parametrize("network", ["tiny", "small", "base"])
+def test_the_sizes_of_deit(network):
+    config = parse(get_config("vit", f"deit_{network}"))
+    assert (config.model.name, config.vit.pooling) == (f"vit_{network}", "class_token")
+    assert config.train_images == preset("deit")
+    train = config.train
+    assert (train.epochs, train.weight_decay) == (300, 0.05)
+    assert train.warmup_epochs == pytest.approx(5)
+    assert (train.global_clipnorm, config.step.label_smoothing) == (None, 0.1)
+    assert parse(get_config("vit", f"deit_{network}_smoke")).train.epochs == 1
+
+
+@pytest.mark.parametrize(
+    ("size", "epochs", "side", "rate", "decay", "mixup", "magnitude"),
+    [
+        ("a1", 600, 224, 5e-3, 0.01, 0.2, 7),
+        ("a2", 300, 224, 5e-3, 0.02, 0.1, 7),
+        ("a3", 100, 160, 8e-3, 0.02, 0.1, 6),
+    ],
+)
+def test_the_recipes_of_resnet_strikes_back(size, epochs, side, rate, decay, mixup, magnitude):
+    config = parse(get_config("imagenet_resnet50", size))
+    assert config.data.image_size == (side, side)
+    assert config.data.global_batch_size == 2048
+    train, step, images = config.train, config.step, config.train_images
+    assert (train.epochs, train.warmup_epochs, train.decay) == (epochs, 5, "cosine")
+    assert (train.optimizer, train.learning_rate, train.weight_decay) == ("lamb", rate, decay)
+    assert (train.loss, train.bce_target_threshold) == ("binary_cross_entropy", 0.2)
+    assert (step.mixup_alpha, step.cutmix_alpha, step.label_smoothing) == (mixup, 1.0, 0.0)
+    assert (images.policy, images.policy_magnitude) == ("randaugment_timm", magnitude)
+    assert config.test_images.center_fraction == 0.95
+
+
+@pytest.mark.slow
+def test_the_recipe_a3_trains_and_exports(tmp_path):
+    config = get_config("imagenet_resnet50", "a3_smoke")
+    config.data.root = str(imagenet(tmp_path / "data"))
+    result = train.run(parse(config), workdir=tmp_path / "run")
+    assert result["steps"] == 3
+    assert all(map(np.isfinite, result["metrics"].values()))
+    assert (pathlib.Path(result["export"]) / "saved_model.pb").is_file()
 
 
 @pytest.mark.parametrize("name", ["digits", *EXPERIMENTS])

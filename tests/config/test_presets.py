@@ -13,6 +13,20 @@ def test_presets_by_name_with_any_field_changed():
     assert PRESETS["imagenet"].crop_area == (0.08, 1.0)
 
 
+def test_the_text_in_checkpoints_is_that_of_earlier_versions_without_newer_operations():
+    assert repr(preset("cifar")) == (
+        "AugmentConfig(window='stretch', center_fraction=0.875, crop_area=(0.08, 1.0), "
+        "crop_ratio=(0.75, 1.3333333333333333), horizontal_flip=True, vertical_flip=False, "
+        "rotation_degrees=0.0, shift_pixels=4, brightness=0.0, contrast=0.0, saturation=0.0, "
+        "hue_degrees=0.0)"
+    )
+    text = repr(preset("deit"))
+    assert text.endswith(
+        ", hue_degrees=0.0, policy='randaugment_timm', policy_magnitude_std=0.5, "
+        "policy_fill='mean', erase_probability=0.25, erase_fill='random')"
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [

@@ -539,6 +539,14 @@ def test_images_that_are_resized_come_one_by_one(window, comes, caplog):
     assert caplog.text.count("because images in memory are resized") == (not comes)
 
 
+def test_images_with_operations_on_grey_levels_come_one_by_one(caplog):
+    iterator = iter(make_loader(augment=preset("none", policy="trivialaugment")))
+    with caplog.at_level("INFO", logger="tfaccel"):
+        assert iterator.take(2) is None
+        next(iterator)
+    assert "a policy, a blur or another operation on grey levels is compiled" in caplog.text
+
+
 def test_on_the_cpu_they_come_one_by_one():
     found = make_loader().data.at_a_time([Device("/cpu:0", None)], 2)
     assert found == (1, "the device is the CPU")

@@ -94,3 +94,69 @@ def test_a_warp_holds_the_mirroring():
     )
     same = drawn(dataclasses.replace(augment, horizontal_flip=False), positions=range(1000))["warp"]
     np.testing.assert_allclose(warp[~mirrored], same[~mirrored], atol=1e-6)
+
+
+LEVELS = preset(
+    "imagenet",
+    policy="randaugment",
+    blur_probability=0.5,
+    posterize_probability=0.3,
+    posterize_bits=5,
+    solarize_probability=0.2,
+    erase_probability=0.25,
+)
+
+
+def test_level_operations_are_drawn_by_place_and_change_no_other_draw():
+    whole = drawn(LEVELS)
+    assert list(whole) == ["window", "mirror", "policy", "blur", "levels", "erase"]
+    for name, values in drawn(LEVELS, positions=[4, 1]).items():
+        np.testing.assert_array_equal(values, whole[name][[4, 1]])
+    for name, values in drawn(preset("imagenet")).items():
+        np.testing.assert_array_equal(values, whole[name])
+    for change in ({"seed": 1}, {"epoch": 1}, {"step": 1}):
+        other = drawn(LEVELS, positions=range(50), **change)
+        for name, values in drawn(LEVELS, positions=range(50)).items():
+            assert (values != other[name]).any(), name
+
+
+def test_blur_posterizing_and_solarizing_have_their_probabilities():
+    many = drawn(LEVELS, positions=range(10_000))
+    sigma = many["blur"][:, 0]
+    np.testing.assert_allclose((sigma > 0).mean(), 0.5, atol=0.03)  # 6 sigma
+    assert 0.1 <= sigma[sigma > 0].min() < 0.11
+    assert 1.99 < sigma.max() <= 2.0
+    multiple, threshold = many["levels"].T
+    assert set(multiple) == {1, 8}
+    assert set(threshold) == {256, 128}
+    np.testing.assert_allclose((multiple == 8).mean(), 0.3, atol=0.03)
+    np.testing.assert_allclose((threshold == 128).mean(), 0.2, atol=0.03)
+
+
+@pytest.mark.parametrize("size", [(40, 60), (8, 6)])
+def test_rectangles_lie_in_the_image_and_have_the_area_and_ratio(size):
+    many = drawn(LEVELS, positions=range(10_000), image_size=size)["erase"]
+    top, left, tall, wide, seed = many.T
+    erases = tall > 0
+    assert ((wide > 0) == erases).all()
+    np.testing.assert_allclose(erases.mean(), 0.25, atol=0.03)
+    assert (many >= 0).all()
+    assert (top + tall <= size[0]).all()
+    assert (left + wide <= size[1]).all()
+    for start, length, side in ((top, tall, size[0]), (left, wide, size[1])):
+        assert start[erases].min() == 0
+        assert (start + length)[erases].max() == side  # both ends are reached
+    np.testing.assert_array_equal(seed, np.floor(seed))
+    assert len(np.unique(seed)) > 9_900
+    area, ratio = (tall * wide)[erases] / (size[0] * size[1]), tall[erases] / wide[erases]
+    slack = 0.05 if size[0] == 40 else 0.6  # of whole pixels
+    assert area.min() >= 0.02 * (1 - 4 * slack)
+    assert area.max() <= 1 / 3 * (1 + slack)
+    if size[0] == 40:
+        assert ratio.min() < 0.4
+        assert ratio.max() > 2.5
+
+
+def test_nothing_is_erased_where_no_rectangle_fits():
+    augment = preset("none", erase_probability=1.0, erase_area=(1.0, 1.0), erase_ratio=(3.0, 3.0))
+    assert not drawn(augment)["erase"][:, 2:4].any()

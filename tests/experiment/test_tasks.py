@@ -14,7 +14,7 @@ from tfaccel.config import ImageConfig, ModelConfig, StepConfig, TrainConfig
 from tfaccel.data.source import Blobs
 from tfaccel.experiment import models, tasks
 from tfaccel.experiment.metrics import PSNR, MeanIoU, PixelAccuracy
-from tfaccel.training.losses import Crossentropy, Dice, Sum
+from tfaccel.training.losses import BinaryCrossentropy, Crossentropy, Dice, Sum
 
 
 def data_of(*, class_names=(), targets=None, **images):
@@ -369,6 +369,37 @@ def test_focal_loss_without_weights_is_that_of_keras():
     assert float(ours(labels, rows)) == pytest.approx(
         float(theirs(np.eye(5)[labels], rows)), rel=1e-4
     )
+
+
+@pytest.mark.parametrize("threshold", [None, 0.2])
+def test_binary_cross_entropy_is_that_of_keras_for_each_class(threshold):
+    random = np.random.default_rng(0)
+    logits, labels = random.normal(size=(6, 5)).astype(np.float32), np.array([0, 1, 2, 3, 4, 0])
+    one_hot, share = np.eye(5, dtype=np.float32)[labels], np.float32([0, 0.1, 0.3, 0.5, 0.7, 1])
+    mixed = one_hot * (1 - share[:, None]) + one_hot[::-1] * share[:, None]
+    keras_loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    of_labels = BinaryCrossentropy(target_threshold=threshold)
+    expected = float(keras_loss(one_hot, logits))
+    for given in (labels, labels[:, None]):
+        assert float(of_labels(given, logits)) == pytest.approx(expected, rel=1e-5)
+    loss = BinaryCrossentropy(target_threshold=threshold, of_probabilities=True)
+    targets = mixed if threshold is None else (mixed > threshold).astype(np.float32)
+    assert round(float(targets.sum()), 4) == (6 if threshold is None else 9)
+    expected = float(keras_loss(targets, logits))
+    for each in (loss, keras.losses.deserialize(keras.losses.serialize(loss))):
+        assert float(each(mixed, logits)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_config_chooses_binary_cross_entropy():
+    train = TrainConfig(loss="binary_cross_entropy", bce_target_threshold=0.2)
+    for step in (StepConfig(), StepConfig(mixup_alpha=0.1)):
+        loss = tasks.task_of(LABELS, ModelConfig(), step, train).loss
+        assert isinstance(loss, BinaryCrossentropy)
+        assert (loss.target_threshold, loss.of_probabilities) == (0.2, step.mixes_labels)
+    with pytest.raises(UserError, match="which makes each target 0 or 1 again; remove one"):
+        tasks.task_of(LABELS, ModelConfig(), StepConfig(label_smoothing=0.1), train)
+    with pytest.raises(UserError, match="'binary_cross_entropy' with masks; it is for labelled"):
+        tasks.task_of(MASKS, ModelConfig(num_outputs=3), StepConfig(), train)
 
 
 @pytest.mark.parametrize("ignore_class", [None, 255])

@@ -12,7 +12,7 @@ from tfaccel.config import ImageConfig
 from tfaccel.data.source import ArraySource
 from tfaccel.export.answers import Answers, answers_of
 from tfaccel.keras_internals.model_view import losses_of
-from tfaccel.training.losses import Crossentropy, Dice, Sum
+from tfaccel.training.losses import BinaryCrossentropy, Crossentropy, Dice, Sum
 
 pytestmark = pytest.mark.usefixtures("export_decodes_png")
 
@@ -55,6 +55,7 @@ def test_classes_that_are_each_likely_by_themselves():
         ("sparse_categorical_crossentropy", "probabilities", True),
         (Crossentropy(gamma=2.0), "logits", True),
         (Sum([Crossentropy(ignore_class=255), Dice()]), "logits", True),
+        (BinaryCrossentropy(target_threshold=0.2, of_probabilities=True), "logits", False),
     ],
 )
 def test_what_a_loss_says(loss, kind, exclusive):

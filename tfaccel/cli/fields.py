@@ -21,6 +21,7 @@ COMMON = (
     "data.loader",
     "data.bad_files",
     "train_images.horizontal_flip",
+    "train_images.policy",
     "model.name",
     "model.weights",
     "train.epochs",

@@ -144,8 +144,8 @@ TRUTHS = {
         "; training is measured in epochs: 'train.epochs' (--config.train.epochs)"
     ),
     "augment aug augmentation aa auto_augment transforms color_jitter randaugment": (
-        "; each augmentation has its own field in 'train_images': see `tfaccel train "
-        "--help=train_images`"
+        "; each augmentation has its own field in 'train_images', such as train_images.policy: see "
+        "`tfaccel train --help=train_images`"
     ),
     "metrics": (
         "; the data decide the metrics; to choose others, write a Keras script (`tfaccel help "

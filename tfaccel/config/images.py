@@ -19,6 +19,9 @@ from tfaccel.config.documented import documented
 
 WINDOWS = ("stretch", "resized_center_crop", "center_crop", "random_crop", "random_resized_crop")
 CROPS = ("center_crop", "random_crop")  # the windows that are not resized
+POLICIES = ("none", "randaugment", "randaugment_timm", "trivialaugment")
+POLICY_FILLS = ("black", "mean")
+ERASE_FILLS = ("mean", "random", "black")
 DEFAULT_BATCH = 256  # Goyal et al. 2017, arXiv:1706.02677
 LAST_BATCHES = ("pad", "drop", "repeat")
 LOADERS = ("auto", "dali_gpu", "dali_cpu", "tf_data", "memory", "cache")
@@ -32,6 +35,15 @@ WINDOW_ARGUMENTS = {
     "resized_center_crop": ("center_fraction",),
     "random_resized_crop": ("crop_area", "crop_ratio"),
 }
+# The largest policy_magnitude of the policies that have one.
+POLICY_MAGNITUDES = {"randaugment": 30, "randaugment_timm": 10}
+# The fields that have an effect only with another field, which is a probability.
+PROBABILITY_ARGUMENTS = {
+    "blur_probability": ("blur_sigma",),
+    "posterize_probability": ("posterize_bits",),
+    "solarize_probability": ("solarize_threshold",),
+    "erase_probability": ("erase_area", "erase_ratio", "erase_fill"),
+}
 
 
 @documented
@@ -41,8 +53,12 @@ class AugmentConfig:
 
     The variations are applied in the order of the fields. Every random number depends only on the
     seed, the epoch and the image's place in the epoch. It is therefore the same for any number of
-    replicas, in every loader and after a resume. Paired images and targets share all random
-    numbers except those for colour.
+    replicas, in every loader and after a resume. Paired images and targets share all that moves
+    pixels: windows, flips, rotations and shifts, and the shears, shifts and rotations of a policy.
+    What changes colours, blurs or erases is done to the image and not to its target.
+
+    The operations from `policy` on work on whole grey levels, as Pillow's do. The image is rounded
+    to them first. They are the same TensorFlow operations in every loader.
     """
 
     window: str = "stretch"
@@ -77,6 +93,54 @@ class AugmentConfig:
     [1 - saturation, 1 + saturation]."""
     hue_degrees: float = 0.0
     """Turn all hues by a random angle, uniform in [-hue_degrees, hue_degrees]."""
+    policy: str = "none"
+    """none, randaugment or another. A policy draws random operations for each image. "randaugment":
+    Cubuk et al. 2020, arXiv:1909.13719, with the 14 operations and ranges of torchvision 0.20's
+    RandAugment. "randaugment_timm": timm 1.0's increasing RandAugment ("rand-m9-mstd0.5-inc1"), 15
+    operations, each done with probability 1/2. "trivialaugment": the wide TrivialAugment of Müller
+    and Hutter 2021, arXiv:2103.10158, one operation of random magnitude, with the ranges of
+    torchvision 0.20. Moved images are interpolated linearly."""
+    policy_operations: int = 2
+    """For "randaugment" and "randaugment_timm": operations for each image, one after the other.
+    Each is drawn anew, so that one may be drawn twice."""
+    policy_magnitude: float = 9.0
+    """For "randaugment": the strength of operations from 0 to 30. At 30, images are sheared by 0.3,
+    shifted by 150/331 of a side or rotated by 30 degrees, and brightness, contrast, saturation and
+    sharpness are multiplied by 0.1 or 1.9. For "randaugment_timm": from 0 to 10, and images are
+    shifted by at most 0.45 of a side."""
+    policy_magnitude_std: float = 0.0
+    """For "randaugment_timm": the standard deviation of the magnitude. Each operation's magnitude
+    is drawn from a normal distribution about policy_magnitude, and clipped to 0..10."""
+    policy_fill: str = "black"
+    """For a policy: black or mean. What a moved image has where no pixel comes from. "mean" is the
+    grey level next to the field `mean` in each channel, as in timm. Masks have `ignore_class`."""
+    blur_probability: float = 0.0
+    """Probability of a Gaussian blur, for each image. Pixels at the border are repeated outside."""
+    blur_sigma: Sequence[float] = (0.1, 2.0)
+    """For blur_probability: the smallest and largest standard deviation of the blur, in pixels, at
+    most 16. It is uniform between them (torchvision's GaussianBlur; Chen et al. 2020,
+    arXiv:2002.05709)."""
+    posterize_probability: float = 0.0
+    """Probability of posterizing, for each image: only the highest bits of each pixel are kept."""
+    posterize_bits: int = 4
+    """For posterize_probability: the number of bits that are kept, 1 to 7 of 8."""
+    solarize_probability: float = 0.0
+    """Probability of solarizing, for each image: bright pixels, v, become 255 - v."""
+    solarize_threshold: int = 128
+    """For solarize_probability: the least grey level, of 0 to 255, that is inverted. 0 inverts the
+    whole image."""
+    erase_probability: float = 0.0
+    """Probability of random erasing, for each image: a random rectangle is painted over (Zhong et
+    al. 2020, arXiv:1708.04896, who use 0.5). A target or mask keeps what is there."""
+    erase_area: Sequence[float] = (0.02, 1 / 3)
+    """For erase_probability: the smallest and largest part of the image's area (timm 1.0's range;
+    Zhong et al.: 0.02 to 0.4)."""
+    erase_ratio: Sequence[float] = (0.3, 1 / 0.3)
+    """For erase_probability: the smallest and largest height / width of the rectangle."""
+    erase_fill: str = "mean"
+    """For erase_probability: mean, random or black. "mean": the grey level next to the field `mean`
+    in each channel, which is 0 after normalising. "random": a random level for each pixel and
+    channel, uniform in 0..255. "black": 0."""
 
     def __post_init__(self):
         """Checks every field and stores it in its one normal form."""
@@ -92,6 +156,71 @@ class AugmentConfig:
         for name in ("brightness", "contrast", "saturation"):
             check_number(name, getattr(self, name), at_least=0, at_most=1)
         check_number("hue_degrees", self.hue_degrees, at_least=0, at_most=180)
+        self._check_policy()
+        self._check_probabilities()
+
+    def __repr__(self):
+        """Returns all fields up to hue_degrees, and those after it that are not at their defaults.
+
+        Checkpoints hold this text. Without the later fields, those of earlier versions can still be
+        resumed.
+        """
+        fields = dataclasses.fields(self)
+        first = [each.name for each in fields].index("policy")
+        shown = [
+            f"{each.name}={getattr(self, each.name)!r}"
+            for index, each in enumerate(fields)
+            if index < first or getattr(self, each.name) != each.default
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def _check_policy(self) -> None:
+        check_choice("policy", self.policy, POLICIES)
+        check_int("policy_operations", self.policy_operations, at_least=1, at_most=16)
+        check_number("policy_magnitude_std", self.policy_magnitude_std, at_least=0)
+        check_only_with(self, "policy", {"randaugment_timm": ("policy_magnitude_std",)})
+        most = POLICY_MAGNITUDES.get(self.policy)
+        check_number("policy_magnitude", self.policy_magnitude, at_least=0, at_most=most)
+        check_choice("policy_fill", self.policy_fill, POLICY_FILLS)
+        if self.policy == "none" and self.policy_fill != AugmentConfig.policy_fill:
+            raise UserError(
+                f"policy_fill={self.policy_fill!r} has no effect with policy='none'; set a policy, "
+                "or remove it"
+            )
+        for name in ("policy_operations", "policy_magnitude") if most is None else ():
+            if getattr(self, name) != getattr(AugmentConfig, name):
+                raise UserError(
+                    f"{name}={getattr(self, name)!r} has no effect with policy={self.policy!r}; "
+                    f"remove it, or use policy='randaugment' or 'randaugment_timm'"
+                )
+
+    def _check_probabilities(self) -> None:
+        for name in PROBABILITY_ARGUMENTS:
+            check_number(name, getattr(self, name), at_least=0, at_most=1)
+        object.__setattr__(self, "blur_sigma", _range("blur_sigma", self.blur_sigma, at_most=16))
+        check_int("posterize_bits", self.posterize_bits, at_least=1, at_most=7)
+        check_int("solarize_threshold", self.solarize_threshold, at_least=0, at_most=255)
+        object.__setattr__(self, "erase_area", _range("erase_area", self.erase_area, at_most=1))
+        object.__setattr__(self, "erase_ratio", _range("erase_ratio", self.erase_ratio))
+        check_choice("erase_fill", self.erase_fill, ERASE_FILLS)
+        for probability, names in PROBABILITY_ARGUMENTS.items():
+            for name in names if getattr(self, probability) == 0 else ():
+                if getattr(self, name) != getattr(AugmentConfig, name):
+                    raise UserError(
+                        f"{name}={getattr(self, name)!r} has no effect with {probability}=0; set "
+                        f"{probability}, or remove {name}"
+                    )
+
+    @property
+    def after_window(self) -> "AugmentConfig":
+        """The same augmentation of images that are windows already."""
+        names = ("window", *(name for each in WINDOW_ARGUMENTS.values() for name in each))
+        return dataclasses.replace(self, **{name: getattr(AugmentConfig, name) for name in names})
+
+    @property
+    def has_level_operations(self) -> bool:
+        """True if there is a policy, a blur or another operation on whole grey levels."""
+        return self.policy != "none" or any(getattr(self, each) for each in PROBABILITY_ARGUMENTS)
 
     @property
     def has_random_window(self) -> bool:

@@ -9,6 +9,20 @@ from typing import Any
 from tfaccel.common.checks import check_choice, check_names
 from tfaccel.config import AugmentConfig
 
+
+def _timm(*, magnitude: float, **others) -> AugmentConfig:
+    """Returns timm's rand-mMAGNITUDE-mstd0.5-inc1, after a random resized crop and a flip."""
+    return AugmentConfig(
+        window="random_resized_crop",
+        horizontal_flip=True,
+        policy="randaugment_timm",
+        policy_magnitude=float(magnitude),
+        policy_magnitude_std=0.5,
+        policy_fill="mean",
+        **others,
+    )
+
+
 # For training, except those that end in "_eval".
 PRESETS = {
     "none": AugmentConfig(),
@@ -22,6 +36,18 @@ PRESETS = {
         contrast=0.4,
         saturation=0.4,
     ),
+    # TrivialAugment has nothing to tune (Müller and Hutter 2021, arXiv:2103.10158).
+    "imagenet_trivialaugment": AugmentConfig(
+        window="random_resized_crop", horizontal_flip=True, policy="trivialaugment"
+    ),
+    # ResNet strikes back (Wightman et al. 2021, arXiv:2110.00476, table 2): RandAugment 7 / 0.5 for
+    # its procedures A1 and A2, and 6 / 0.5 for A3. The window is their test crop of 0.95.
+    "resnet_a1": _timm(magnitude=7),
+    "resnet_a2": _timm(magnitude=7),
+    "resnet_a3": _timm(magnitude=6),
+    "resnet_eval": AugmentConfig(window="resized_center_crop", center_fraction=0.95),
+    # DeiT (Touvron et al. 2021, arXiv:2012.12877, table 9): RandAugment 9 / 0.5, erasing 0.25.
+    "deit": _timm(magnitude=9, erase_probability=0.25, erase_fill="random"),
     "imagenet_eval": AugmentConfig(window="resized_center_crop"),
     "restoration": AugmentConfig(window="random_crop", horizontal_flip=True, vertical_flip=True),
     "restoration_eval": AugmentConfig(window="center_crop"),

@@ -18,7 +18,14 @@ from tfaccel.config.documented import documented
 
 DECAYS = ("constant", "step", "cosine", "linear")
 WEIGHTS_ORDERS = ("rgb", "bgr")
-LOSSES = ("cross_entropy", "focal", "dice", "cross_entropy_dice", "focal_dice")
+LOSSES = (
+    "cross_entropy",
+    "binary_cross_entropy",
+    "focal",
+    "dice",
+    "cross_entropy_dice",
+    "focal_dice",
+)
 
 
 @documented
@@ -140,9 +147,15 @@ class TrainConfig:
     loss: str = "cross_entropy"
     """cross_entropy, focal or another loss. "focal" is cross entropy that counts easy rows or
     pixels less: (1 - p)^focal_gamma times as much, where p is the probability of the right class
-    (Lin et al. 2017, arXiv:1708.02002). For masks, "dice" is 1 minus the soft Dice coefficient of
+    (Lin et al. 2017, arXiv:1708.02002). For labels, "binary_cross_entropy" judges each class by
+    itself, so that an image mixed of two classes may have both (Wightman et al. 2021,
+    arXiv:2110.00476). For masks, "dice" is 1 minus the soft Dice coefficient of
     each image, and "cross_entropy_dice" and "focal_dice" are sums. Target images have the mean
     absolute error instead, and need the default here."""
+    bce_target_threshold: float | None = None
+    """For "binary_cross_entropy": a class is present in an image, with target 1, if its part of the
+    mixed label is above this number, e.g. 0.2 (timm's option of the same name). The others have the
+    target 0. None takes the parts themselves."""
     focal_gamma: float = 2.0
     """For "focal" and "focal_dice": the exponent. 0 is cross entropy."""
     class_weights: str = "none"
@@ -194,7 +207,15 @@ class TrainConfig:
                 f"focal_gamma={self.focal_gamma} needs loss='focal' or 'focal_dice', but "
                 f"loss={self.loss!r}; remove focal_gamma, or change the loss"
             )
+        check_only_with(self, "loss", {"binary_cross_entropy": ("bce_target_threshold",)})
+        if self.bce_target_threshold is not None:
+            check_number("bce_target_threshold", self.bce_target_threshold, above=0, below=1)
         check_choice("class_weights", self.class_weights, ("none", "balanced"))
+        if self.loss == "binary_cross_entropy" and self.class_weights != "none":
+            raise UserError(
+                "class_weights='balanced' with loss='binary_cross_entropy', which has no weights "
+                "of classes; remove class_weights, or use loss='cross_entropy' or 'focal'"
+            )
         if self.loss == "dice" and self.class_weights != "none":
             raise UserError(
                 "class_weights='balanced' with loss='dice', which counts all classes alike; remove "

@@ -12,11 +12,25 @@ resume. Needs no TensorFlow.
 import numpy as np
 
 from tfaccel.config import AugmentConfig
+from tfaccel.data import policies
 
 ATTEMPTS = 10  # random windows that are tried until one fits, as in torchvision and DALI
 
 # Each kind of draw has its own generator, so that turning one on does not change the others.
-_KINDS = {"window": 0, "mirror": 1, "warp": 2, "color": 3}
+_KINDS = {
+    "window": 0,
+    "mirror": 1,
+    "warp": 2,
+    "color": 3,
+    "policy": 4,
+    "blur": 5,
+    "levels": 6,
+    "erase": 7,
+}
+# The kinds of operations on whole grey levels, in the order in which they are done.
+LEVEL_KINDS = ("policy", "blur", "levels", "erase")
+# The kinds that a target does not share. A policy's moves are shared: see `moves`.
+OF_IMAGE_ALONE = ("color", *LEVEL_KINDS)
 
 
 def kinds(augment: AugmentConfig) -> tuple[str, ...]:
@@ -30,6 +44,12 @@ def kinds(augment: AugmentConfig) -> tuple[str, ...]:
     "warp": [rows, 2, 3] float32, an affine map from output to input pixels (x, y), counted from the
       corner of the image, with pixel centres at one half.
     "color": [rows, 4] float32: factors of brightness, contrast and saturation, and degrees of hue.
+    "policy": [rows, operations, 8] float32: see `policies.drawn`.
+    "blur": [rows, 1] float32, the standard deviation in pixels; 0 for no blur.
+    "levels": [rows, 2] float32: the number of which posterizing keeps only multiples (1 keeps all
+      levels), and the least level that solarizing inverts (256 inverts none).
+    "erase": [rows, 5] float32: top, left, height and width of the rectangle in pixels, which has
+      height 0 if nothing is erased, and the seed of its random levels, a whole number below 2^24.
     """
     warps = augment.rotation_degrees > 0 or augment.shift_pixels > 0
     mirrors = augment.horizontal_flip or augment.vertical_flip
@@ -39,6 +59,10 @@ def kinds(augment: AugmentConfig) -> tuple[str, ...]:
         "mirror": mirrors and not warps,
         "warp": warps,
         "color": any(each > 0 for each in colors),
+        "policy": augment.policy != "none",
+        "blur": augment.blur_probability > 0,
+        "levels": augment.posterize_probability > 0 or augment.solarize_probability > 0,
+        "erase": augment.erase_probability > 0,
     }
     return tuple(name for name in _KINDS if wanted[name])
 
@@ -66,9 +90,19 @@ def draw(
     for kind in kinds(augment):
         random = np.random.default_rng([seed, epoch, step, _KINDS[kind]])
         # A step's rows are drawn in order, so that no row depends on the number of rows after it.
-        uniform = random.random((positions.max() + 1, _NUM_UNIFORM[kind]))[positions]
+        number = policies.num_uniform(augment) if kind == "policy" else _NUM_UNIFORM[kind]
+        uniform = random.random((positions.max() + 1, number))[positions]
         drawn[kind] = _DRAW[kind](augment, image_size, uniform)
     return drawn
+
+
+def for_target(draws: dict) -> dict:
+    """Returns the draws, by kind, that a pair's target shares with its image.
+
+    A policy leaves its "moves", [rows, operations, 6]: the affine maps alone.
+    """
+    shared = {kind: each for kind, each in draws.items() if kind not in OF_IMAGE_ALONE}
+    return shared | ({"moves": draws["policy"][..., :6]} if "policy" in draws else {})
 
 
 def _window(augment, image_size, uniform):
@@ -104,9 +138,53 @@ def _color(augment, image_size, uniform):
     return (np.array([1, 1, 1, 0]) + _between(-1, 1, uniform) * spread).astype(np.float32)
 
 
+def _blur(augment, image_size, uniform):
+    sigma = _between(*augment.blur_sigma, uniform[:, 1:])
+    return np.where(uniform[:, :1] < augment.blur_probability, sigma, 0).astype(np.float32)
+
+
+def _levels(augment, image_size, uniform):
+    does = uniform < [augment.posterize_probability, augment.solarize_probability]
+    multiple = 2 ** (8 - augment.posterize_bits)
+    does = np.where(does, [multiple, augment.solarize_threshold], [1, 256])
+    return does.astype(np.float32)
+
+
+def _erase(augment, image_size, uniform):
+    """Returns the first rectangle that fits, as in timm and torchvision; else none."""
+    height, width = image_size
+    area = _between(*augment.erase_area, uniform[:, :ATTEMPTS]) * height * width
+    ratio = np.exp(_between(*np.log(augment.erase_ratio), uniform[:, ATTEMPTS : 2 * ATTEMPTS]))
+    sizes = np.round(np.sqrt(np.stack([area * ratio, area / ratio], axis=-1)))
+    fits = ((sizes >= 1) & (sizes < image_size)).all(axis=-1)
+    size = sizes[np.arange(len(sizes)), fits.argmax(axis=1)]
+    does, place, seed = uniform[:, -4], uniform[:, -3:-1], np.floor(uniform[:, -1:] * 2**24)
+    does = (does < augment.erase_probability) & fits.any(axis=1)
+    size = np.where(does[:, None], size, 0)
+    corner = np.floor(place * (image_size - size + 1))
+    return np.hstack([corner, size, seed]).astype(np.float32)
+
+
 def _between(least: float, largest: float, uniform: np.ndarray) -> np.ndarray:
     return least + (largest - least) * uniform
 
 
-_NUM_UNIFORM = {"window": 2 * ATTEMPTS + 2, "mirror": 2, "warp": 5, "color": 4}
-_DRAW = {"window": _window, "mirror": _mirror, "warp": _warp, "color": _color}
+_NUM_UNIFORM = {
+    "window": 2 * ATTEMPTS + 2,
+    "mirror": 2,
+    "warp": 5,
+    "color": 4,
+    "blur": 2,
+    "levels": 2,
+    "erase": 2 * ATTEMPTS + 4,
+}
+_DRAW = {
+    "window": _window,
+    "mirror": _mirror,
+    "warp": _warp,
+    "color": _color,
+    "policy": policies.drawn,
+    "blur": _blur,
+    "levels": _levels,
+    "erase": _erase,
+}

@@ -21,7 +21,7 @@ from tfaccel.data.images import ImageData
 from tfaccel.data.source import Blobs
 from tfaccel.data.sources.pillow import UNREADABLE, histogram
 from tfaccel.experiment.metrics import PSNR, MeanIoU, PixelAccuracy
-from tfaccel.training.losses import Crossentropy, Dice, Sum
+from tfaccel.training.losses import BinaryCrossentropy, Crossentropy, Dice, Sum
 
 # Evenly spread masks that are checked, and counted for weights: 0.1 s if they are photographs'.
 NUM_MASKS = 64
@@ -63,6 +63,11 @@ def task_of(data: ImageData, model: ModelConfig, step: StepConfig, train: TrainC
     """
     if data.source.targets is None:
         num_outputs = _num_outputs(len(data.class_names), model.num_outputs)
+        if train.bce_target_threshold is not None and step.label_smoothing:
+            raise UserError(
+                f"label_smoothing={step.label_smoothing} with bce_target_threshold="
+                f"{train.bce_target_threshold}, which makes each target 0 or 1 again; remove one"
+            )
         return _classification(num_outputs, data, train, mixes_labels=step.mixes_labels)
     if step.mixes_labels:
         raise UserError(
@@ -110,16 +115,19 @@ def _classification(
     num_outputs: int, data: ImageData, train: TrainConfig, *, mixes_labels: bool
 ) -> Task:
     """Returns the task, for probabilities if the step turns labels into them, else for labels."""
-    if train.loss not in ("cross_entropy", "focal"):
+    if train.loss not in ("cross_entropy", "binary_cross_entropy", "focal"):
         raise UserError(
-            f"loss={train.loss!r} with labelled images; it is for masks: use 'cross_entropy' or "
-            "'focal'"
+            f"loss={train.loss!r} with labelled images; it is for masks: use 'cross_entropy', "
+            "'binary_cross_entropy' or 'focal'"
         )
     weights = None
     if train.class_weights == "balanced":
         counts = np.bincount(data.source.labels, minlength=num_outputs)
         weights = _balanced(counts, "the training labels")
-    if train.loss == "focal" or weights:
+    if train.loss == "binary_cross_entropy":
+        threshold = train.bce_target_threshold
+        loss = BinaryCrossentropy(target_threshold=threshold, of_probabilities=mixes_labels)
+    elif train.loss == "focal" or weights:
         loss = _cross_entropy_of(train, weights, of_probabilities=mixes_labels)
     elif mixes_labels:
         loss = keras.losses.CategoricalCrossentropy(from_logits=True)
@@ -132,6 +140,11 @@ def _classification(
 
 
 def _segmentation(data: ImageData, asked: int | None, train: TrainConfig) -> Task:
+    if train.loss == "binary_cross_entropy":
+        raise UserError(
+            "loss='binary_cross_entropy' with masks; it is for labelled images: use one of "
+            "'cross_entropy', 'focal', 'dice', 'cross_entropy_dice' or 'focal_dice'"
+        )
     if asked is None:
         raise UserError(
             "num_outputs=None with targets='mask'; set it to the number of values of a mask's "

@@ -89,6 +89,51 @@ class Crossentropy(keras.losses.Loss):
 
 
 @keras.saving.register_keras_serializable("tfaccel")
+class BinaryCrossentropy(keras.losses.Loss):
+    """The mean over rows and classes of the binary cross entropy of each class by itself.
+
+    Several classes may be present in an image, such as after mixup (Wightman et al., ResNet strikes
+    back, 2021, arXiv:2110.00476, section 3.1).
+    """
+
+    def __init__(
+        self,
+        *,
+        target_threshold: float | None = None,
+        of_probabilities: bool = False,
+        name="binary_crossentropy",
+        **others,
+    ):
+        """Takes what a label means.
+
+        Args:
+          target_threshold: a class is present, with target 1, if its probability in the label is
+            above this number, and else absent. None takes the probability itself as the target.
+          of_probabilities: whether labels are probabilities, [rows, classes], as after mixup.
+          name: the loss's name.
+          **others: arguments of `keras.losses.Loss`.
+        """
+        super().__init__(name=name, **others)
+        self.target_threshold, self.of_probabilities = target_threshold, of_probabilities
+
+    def call(self, y_true, y_pred):
+        """Returns the loss of each row, [rows]."""
+        logits = ops.cast(y_pred, "float32")
+        targets = ops.cast(y_true, "float32")
+        if not self.of_probabilities:
+            labels, _ = labels_of(y_true, y_pred, None)
+            targets = ops.one_hot(labels, y_pred.shape[-1], dtype="float32")
+        if self.target_threshold is not None:
+            targets = ops.cast(targets > self.target_threshold, "float32")
+        return ops.mean(ops.binary_crossentropy(targets, logits, from_logits=True), axis=-1)
+
+    def get_config(self) -> dict:
+        """Returns the arguments of the constructor."""
+        names = ("target_threshold", "of_probabilities")
+        return super().get_config() | {name: getattr(self, name) for name in names}
+
+
+@keras.saving.register_keras_serializable("tfaccel")
 class Dice(keras.losses.Loss):
     """1 minus the mean over classes of the soft Dice coefficient of each image's mask.
 
@@ -141,7 +186,7 @@ class Sum(keras.losses.Loss):
         return super().get_config() | {"losses": losses}
 
 
-OF_LOGITS = (Crossentropy, Dice, Sum)  # their outputs are logits of classes
+OF_LOGITS = (Crossentropy, BinaryCrossentropy, Dice, Sum)  # their outputs are logits of classes
 
 
 def labels_of(y_true, y_pred, ignore_class: int | None) -> tuple:

@@ -10,8 +10,13 @@ apart in pure noise (below 1 in smooth images).
     image, target = example(pixels, images, augment, draws_of_one_row, target=target_pixels)
 """
 
+import math
+
 import numpy as np
 import PIL.Image
+from PIL import ImageEnhance, ImageOps
+
+from tfaccel.data.policies import CODES
 
 ATTEMPTS = 10
 # As in DALI's fn.color_twist: RGB to lightness and two axes of colour; back by the exact inverse.
@@ -36,12 +41,19 @@ def example(pixels, images, augment, draws, target=None, *, repeat_border=False)
     where = window(pixels.shape[:2], images.image_size, augment, draws)
     settings = {"repeat_border": repeat_border}
     image = color(geometry(pixels, where, images, draws, **settings), draws)
+    has_levels = any(kind in draws for kind in ("policy", "blur", "levels", "erase"))
+    if has_levels:
+        image = varied(whole(image), draws, images, augment)
     if target is None:
         return normalised(image, images)
     if images.targets == "mask":
         mask = geometry(target, where, images, draws, nearest=True)
+        for row in draws.get("policy", ()):
+            mask = warp(mask, row[:6].reshape(2, 3), True, images.ignore_class or 0)
         return normalised(image, images), mask.astype(np.uint8)
     target = geometry(target, where, images, draws, **settings)
+    for row in draws.get("policy", ()):
+        target = move(whole(target), row, images, augment)
     return normalised(image, images), normalised(target, images)
 
 
@@ -167,6 +179,94 @@ def color(pixels, draws):
         scale = np.diag([1, saturation, saturation])
         pixels = pixels @ (np.linalg.inv(RGB_TO_YIQ) @ turn @ scale @ RGB_TO_YIQ).T
     return np.clip(((pixels - 128.0) * contrast + 128) * brightness, 0, 255)
+
+
+def whole(pixels):
+    """Whole grey levels, uint8."""
+    return np.floor(np.asarray(pixels) + 0.5).clip(0, 255).astype(np.uint8)
+
+
+def varied(pixels, draws, images, augment):
+    """A policy's operations, then blur, posterizing, solarizing and erasing, in whole levels."""
+    for row in draws.get("policy", ()):
+        pixels = move(pixels, row, images, augment)
+        pixels = by_pillow(pixels, CODES[int(row[6])], float(row[7]))
+    if "blur" in draws:
+        pixels = blurred(pixels, float(draws["blur"][0]), augment.blur_sigma[1])
+    if "levels" in draws:
+        multiple, threshold = draws["levels"]
+        pixels = by_pillow(by_pillow(pixels, "posterize", multiple), "solarize", threshold)
+    return erased(pixels, draws["erase"], images, augment) if "erase" in draws else pixels
+
+
+def move(pixels, row, images, augment):
+    """An affine map of whole grey levels."""
+    levels = np.array([round(255 * each) for each in images.mean])
+    fill = levels if augment.policy_fill == "mean" else 0
+    return whole(warp(pixels.astype(float) - fill, row[:6].reshape(2, 3)) + fill)
+
+
+def by_pillow(pixels, name, argument):
+    """One operation of `policies.CODES` on [height, width, channels] uint8, as Pillow does it."""
+    image = PIL.Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+    enhance = {
+        "brightness": ImageEnhance.Brightness,
+        "contrast": ImageEnhance.Contrast,
+        "saturation": ImageEnhance.Color,
+        "sharpness": ImageEnhance.Sharpness,
+    }
+    if name in enhance:
+        image = enhance[name](image).enhance(argument)
+    elif name == "posterize":
+        bits = 8 - int(math.log2(argument))
+        # Pillow 13 refuses to keep no bits, which timm's largest magnitude does.
+        image = ImageOps.posterize(image, bits) if bits else PIL.Image.new(image.mode, image.size)
+    elif name == "solarize":
+        image = ImageOps.solarize(image, argument)
+    elif name == "solarize_add":
+        table = [min(255, level + int(argument)) if level < 128 else level for level in range(256)]
+        image = image.point(table * pixels.shape[-1])
+    elif name != "identity":
+        image = getattr(ImageOps, name)(image)
+    return np.asarray(image).reshape(pixels.shape)
+
+
+def blurred(pixels, sigma, largest):
+    """A Gaussian blur to three times the largest sigma, with the border's pixels repeated."""
+    if sigma == 0:
+        return pixels
+    radius = math.ceil(3 * largest)
+    weight = np.exp(-((np.arange(-radius, radius + 1) / sigma) ** 2) / 2)
+    weight /= weight.sum()
+    padded = np.pad(pixels.astype(float), [(radius, radius), (radius, radius), (0, 0)], "edge")
+    for axis in (0, 1):
+        padded = np.apply_along_axis(np.convolve, axis, padded, weight, "valid")
+    return whole(padded)
+
+
+def erased(pixels, draws, images, augment):
+    """A rectangle painted over."""
+    width, channels = pixels.shape[1:]
+    top, left, tall, wide, seed = (int(each) for each in draws)
+    found = pixels.copy()
+    for y in range(top, top + tall):
+        for x in range(left, left + wide):
+            for channel in range(channels):
+                place = (y * width + x) * channels + channel
+                found[y, x, channel] = {
+                    "mean": round(255 * images.mean[channel]),
+                    "black": 0,
+                    "random": noise(seed, place),
+                }[augment.erase_fill]
+    return found
+
+
+def noise(seed, place):
+    """A level of 0..255, by the last steps of MurmurHash3."""
+    mixed = (seed * 0x9E3779B1 + place) % 2**32
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        mixed = (mixed ^ (mixed >> shift)) * factor % 2**32
+    return mixed & 255
 
 
 def normalised(pixels, images):

@@ -24,8 +24,9 @@ from nvidia.dali.tensors import TensorListCPU
 
 from tfaccel.config import DaliConfig, ImageConfig
 from tfaccel.data.deferred import Deferred, span
+from tfaccel.data.draws import LEVEL_KINDS, for_target
 from tfaccel.data.feed import Feed
-from tfaccel.data.loaders import dali_graph, faults
+from tfaccel.data.loaders import dali_graph, faults, pixels
 from tfaccel.data.loaders.dali_faults import refused
 from tfaccel.data.loaders.dali_handoff import READ_AHEAD, Handoff
 from tfaccel.data.loaders.dali_inputs import make_reader
@@ -88,8 +89,11 @@ class DaliStream(Iterator):
         )
         device = placement.device if decode_on_gpu else Device("/cpu:0", None)
         read = make_reader(source, images, feed=feed, num_threads=placement.num_threads, fed=fed)
+        self._device, self._finish = placement.device, None
         with self._faults_named():
             first = read(0)
+            if kinds := tuple(kind for kind in LEVEL_KINDS if kind in first):
+                self._finish = _make_finish(kinds, images, feed.augment, dtype, placement.device)
             pipeline = _pipeline(
                 images,
                 feed.augment,
@@ -108,7 +112,35 @@ class DaliStream(Iterator):
     def __next__(self):
         """Returns the next batch."""
         with self._faults_named():
-            return next(self._batches)
+            batch = next(self._batches)
+        if self._finish is None:
+            return batch
+        with tf.device(self._device.name):
+            return self._finish(*batch)
+
+
+def _make_finish(kinds, images, augment, dtype: str, device: Device):
+    """Returns a function that makes a batch from the pipeline's outputs, with TensorFlow.
+
+    The outputs are uint8 images, labels or uint8 targets, and the draws of `kinds`. Batches that
+    are given together have one axis more.
+    """
+    settings = {"images": images, "augment": augment, "dtype": dtype}
+    settings["on_gpu"] = device.cuda_ordinal is not None
+
+    def finish(image, second, *drawn):
+        lead = image.shape[: image.shape.rank - 3]
+        flat = [tf.reshape(each, (-1, *each.shape[lead.rank :])) for each in (image, *drawn)]
+        image, draws = flat[0], dict(zip(kinds, flat[1:], strict=True))
+        image = pixels.of_levels(image, draws, **settings)
+        image = tf.reshape(image, (*lead, *image.shape[1:]))
+        if second.shape.rank == lead.rank:
+            return image, second
+        target = tf.reshape(second, (-1, *second.shape[lead.rank :]))
+        target = pixels.of_levels(target, for_target(draws), kind=images.targets, **settings)
+        return image, tf.reshape(target, second.shape)
+
+    return tf.function(finish, autograph=False)
 
 
 class TogetherStream(Iterator):
@@ -143,7 +175,8 @@ def _pair(batch: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
 def _pipeline(images, augment, first, *, decode, dtype):
     """The pipeline for inputs like those of the `first` batch."""
     label_device = "gpu" if decode["device"] == "mixed" else "cpu"
-    devices = {name: label_device if name == "label" else "cpu" for name in first}
+    outputs = ("label", *LEVEL_KINDS)
+    devices = {name: label_device if name in outputs else "cpu" for name in first}
     inputs = {name: _input(name, values, devices[name]) for name, values in first.items()}
     return dali_graph.batch(inputs, images, augment, decode=decode, dtype=dtype)
 

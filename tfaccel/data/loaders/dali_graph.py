@@ -1,5 +1,9 @@
 """DALI's operators, from encoded images and their draws to normalised images.
 
+With operations on whole grey levels (a policy, a blur and others), DALI gives whole grey levels,
+and TensorFlow does the rest on the replica's device, as in every loader. The draws of these
+operations pass through the pipeline with their batch.
+
 `batch` takes the inputs of a batch as DALI nodes. Nothing here is random or decides on an order:
 both are inputs from a Feed. Nothing here computes with numbers, either, because Python computes all
 arguments of the operators. A random window took some hundred operators on numbers, which needed 25
@@ -16,9 +20,12 @@ about 128. The decoders cut out a window exactly as if they had decoded the whol
 repeats the pixels at the border, which Pillow and TensorFlow do not.
 """
 
+import functools
+
 from nvidia.dali import fn, types
 
 from tfaccel.config import CROPS, AugmentConfig, ImageConfig
+from tfaccel.data.draws import LEVEL_KINDS
 
 DTYPES = {"float16": types.FLOAT16, "float32": types.FLOAT}
 
@@ -36,6 +43,9 @@ COLORS = {1: ("brightness", "contrast"), 3: ("brightness", "contrast", "saturati
 def batch(inputs: dict, images: ImageConfig, augment: AugmentConfig, *, decode: dict, dtype: str):
     """Returns the nodes (image, label), or (image, target) for pairs.
 
+    If there are draws of LEVEL_KINDS, images are uint8 and not normalised, and the nodes of these
+    draws follow, in the order of LEVEL_KINDS.
+
     Args:
       inputs: the nodes of the inputs, by their names in `dali_inputs`.
       images: size, channels, mean and std.
@@ -46,14 +56,18 @@ def batch(inputs: dict, images: ImageConfig, augment: AugmentConfig, *, decode: 
     grey = images.channels == 1
     settings = {"inputs": inputs, "images": images, "augment": augment, "decode": decode}
     image = _geometry(inputs["image"], grey=grey, **settings)
-    image = _finished(_colored(image, images, inputs), images, inputs, dtype)
+    image = _colored(image, images, inputs)
+    levels = tuple(inputs[kind] for kind in LEVEL_KINDS if kind in inputs)
+    normalised = functools.partial(_finished, images=images, dtype=dtype)
+    finished = _mirrored if levels else normalised
+    image = finished(image, inputs)
     if "label" in inputs:
-        return image, inputs["label"]
+        return image, inputs["label"], *levels
     if images.targets == "mask":
         mask = _geometry(inputs["target"], grey=True, nearest=True, **settings)
-        return image, _finished_mask(mask, inputs)
+        return image, _mirrored(mask, inputs), *levels
     target = _geometry(inputs["target"], grey=grey, **settings)
-    return image, _finished(target, images, inputs, dtype)
+    return image, finished(target, inputs), *levels
 
 
 def _geometry(encoded, *, inputs, images, augment, decode, grey, nearest=False):
@@ -101,7 +115,7 @@ def _colored(image, images, inputs):
     return twist(image, **factors)
 
 
-def _finished(image, images, inputs, dtype):
+def _finished(image, inputs, *, images, dtype):
     """Mirrors and normalises."""
     if "vertical" in inputs:
         image = fn.flip(image, vertical=inputs["vertical"], horizontal=0)
@@ -115,8 +129,8 @@ def _finished(image, images, inputs, dtype):
     )
 
 
-def _finished_mask(mask, inputs):
-    """Mirrors a mask, and does not change its values."""
+def _mirrored(image, inputs):
+    """Mirrors a mask or an image of whole grey levels, and does not change its values."""
     if any(name in inputs for name in MIRRORS):
-        mask = fn.flip(mask, **{name: inputs.get(name, 0) for name in MIRRORS})
-    return mask
+        image = fn.flip(image, **{name: inputs.get(name, 0) for name in MIRRORS})
+    return image

@@ -17,6 +17,7 @@ from nvidia.dali.tensors import TensorListCPU
 
 from tfaccel.common.errors import UserError
 from tfaccel.config import ImageConfig
+from tfaccel.data.draws import LEVEL_KINDS
 from tfaccel.data.feed import Feed
 from tfaccel.data.loaders import faults
 from tfaccel.data.loaders.dali_bytes import make_file_reader
@@ -44,6 +45,7 @@ def make_reader(
       warp: [rows, 2, 3] float32, if the feed draws it; see `draws.kinds`.
       vertical, horizontal: [rows] int32, if images are mirrored in that direction without a warp.
       brightness, contrast, and for three channels saturation and hue: [rows] float32, if drawn.
+      policy, blur, levels, erase: as in `draws.kinds`, if drawn.
 
     The function is called with consecutive numbers.
 
@@ -109,7 +111,7 @@ def _odd(encoded: TensorListCPU, heads: np.ndarray, is_new: np.ndarray, *, is_ma
 
 def _operator_arguments(draws: dict[str, np.ndarray], feed: Feed, images: ImageConfig) -> dict:
     """Returns the draws as the operators take them, and no unused ones: DALI would refuse them."""
-    taken = {name: values for name, values in draws.items() if name == "warp"}
+    taken = {name: each for name, each in draws.items() if name in ("warp", *LEVEL_KINDS)}
     if "mirror" in draws:
         mirrors = dict(zip(MIRRORS, draws["mirror"].T, strict=True))
         asked = {"vertical": feed.augment.vertical_flip, "horizontal": feed.augment.horizontal_flip}

@@ -71,8 +71,8 @@ class MemoryStream(Iterator):
         resident = _resident(source, placement.device) if on_device else {}
         cuts = feed.augment.window in CROPS and not on_device
         begin = _beginning(source, images, feed, on_device=on_device, cuts=cuts)
-        augment = AugmentConfig(window="stretch") if cuts else feed.augment
-        finish = _Finish(images, augment, dtype)
+        augment = feed.augment.after_window if cuts else feed.augment
+        finish = _Finish(images, augment, dtype, placement.device.cuda_ordinal is not None)
         self._stream = HostStream(begin, finish, placement=placement, resident=resident)
 
     def __next__(self):
@@ -105,7 +105,8 @@ class DeferredStream(Iterator):
         """
         _check(source, images, feed.augment)
         self._resident = _resident(source, placement.device)
-        self._finish = _Finish(images, feed.augment, dtype)
+        on_gpu = placement.device.cuda_ordinal is not None
+        self._finish = _Finish(images, feed.augment, dtype, on_gpu)
         begin_one = _beginning(source, images, feed, on_device=True, cuts=False)
 
         def begin(number):
@@ -253,6 +254,7 @@ class _Finish:
     images: ImageConfig
     augment: AugmentConfig
     dtype: str
+    on_gpu: bool
 
     def __call__(self, batch: dict[str, tf.Tensor]) -> tuple:
         draws = dict(batch)

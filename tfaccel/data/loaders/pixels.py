@@ -16,7 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.config import CROPS, AugmentConfig, ImageConfig
-from tfaccel.data.draws import ATTEMPTS
+from tfaccel.data.draws import ATTEMPTS, LEVEL_KINDS, for_target
+from tfaccel.data.loaders import grey_levels
+from tfaccel.data.loaders.warp import warped
 from tfaccel.data.loaders.windows import nearest_index
 from tfaccel.data.source import ArraySource, ImageSource
 
@@ -46,7 +48,16 @@ def batch_spec(
     return image, tf.TensorSpec((rows, *images.image_size, 1), tf.uint8) if is_mask else image
 
 
-def examples(pixels, second, draws, *, images: ImageConfig, augment: AugmentConfig, dtype: str):
+def examples(
+    pixels,
+    second,
+    draws,
+    *,
+    images: ImageConfig,
+    augment: AugmentConfig,
+    dtype: str,
+    on_gpu: bool = False,
+):
     """Returns (image, label) or, for pairs, (image, target).
 
     Args:
@@ -54,28 +65,36 @@ def examples(pixels, second, draws, *, images: ImageConfig, augment: AugmentConf
       second: [rows] int64, the labels; or the targets, like `pixels`.
       draws: the feed's draws by kind; see `draws.kinds`.
       images: size, channels, mean and std of images, and the kind of targets.
-      augment: the window that is taken.
+      augment: the window that is taken, and the operations on grey levels.
       dtype: dtype of the images.
+      on_gpu: whether the device is a GPU: see `grey_levels.varied`.
     """
-    settings = {"images": images, "augment": augment, "dtype": dtype}
+    settings = {"images": images, "augment": augment, "dtype": dtype, "on_gpu": on_gpu}
     image = augmented(pixels, draws, **settings)
     if second.shape.rank == 1:
         return image, second
-    shared = {kind: each for kind, each in draws.items() if kind != "color"}
-    return image, augmented(second, shared, kind=images.targets, **settings)
+    return image, augmented(second, for_target(draws), kind=images.targets, **settings)
 
 
 def augmented(
-    pixels, draws, *, images: ImageConfig, augment: AugmentConfig, dtype: str, kind: str = "image"
+    pixels,
+    draws,
+    *,
+    images: ImageConfig,
+    augment: AugmentConfig,
+    dtype: str,
+    on_gpu: bool = False,
+    kind: str = "image",
 ):
-    """Returns [rows, *image_size, channels]: the resized window, warped, mirrored and coloured.
+    """Returns [rows, *image_size, channels]: the resized window with all augmentation.
 
     Args:
       pixels: [rows, height, width, channels] uint8.
       draws: the feed's draws by kind.
       images: size, channels, mean and std.
-      augment: the window that is taken.
+      augment: the window that is taken, and the operations on grey levels.
       dtype: dtype of an image.
+      on_gpu: whether the device is a GPU.
       kind: "image" for interpolated and normalised pixels, (pixel / 255 - mean) / std; "mask" for
         the values of the nearest pixels, uint8.
     """
@@ -83,10 +102,46 @@ def augmented(
     pixels = _windows(pixels, draws, images.image_size, augment, nearest=is_mask)
     if "warp" in draws:
         fill = (images.ignore_class or 0) if is_mask else 0
-        pixels = _warped(pixels, draws["warp"], is_mask, fill)
+        pixels = warped(pixels, draws["warp"], is_mask, fill)
     mean, std = (tuple(each) for each in (images.mean, images.std))
     dtype = "uint8" if is_mask else dtype
-    return _finished(pixels, draws.get("mirror"), draws.get("color"), mean, std, dtype)
+    mirror, color = draws.get("mirror"), draws.get("color")
+    if not has_level_draws(draws):
+        return _finished(pixels, mirror, color, mean, std, dtype)
+    pixels = _whole_levels(pixels, mirror, color)
+    settings = {"images": images, "augment": augment, "on_gpu": on_gpu, "kind": kind}
+    return of_levels(pixels, draws, dtype=dtype, **settings)
+
+
+def has_level_draws(draws) -> bool:
+    """Returns whether there are draws of operations on whole grey levels."""
+    return any(kind in draws for kind in (*LEVEL_KINDS, "moves"))
+
+
+def of_levels(
+    pixels,
+    draws,
+    *,
+    images: ImageConfig,
+    augment: AugmentConfig,
+    dtype: str,
+    on_gpu: bool,
+    kind: str = "image",
+):
+    """Returns images or masks after the operations on whole grey levels, and normalises images.
+
+    Args:
+      pixels: [rows, *image_size, channels] uint8, after the other augmentation.
+      draws: the feed's draws by kind, or for a target `draws.for_target` of them.
+      images, augment, dtype, on_gpu, kind: as in `augmented`.
+    """
+    is_mask = kind == "mask"
+    pixels = grey_levels.varied(
+        pixels, draws, images=images, augment=augment, on_gpu=on_gpu, is_mask=is_mask
+    )
+    if is_mask:
+        return pixels
+    return _finished(pixels, None, None, tuple(images.mean), tuple(images.std), dtype)
 
 
 # Windows. Places and sizes are pairs, vertical first, computed in float64, as in every loader. The
@@ -270,48 +325,6 @@ def _weighted(pixels, index, weight, axis: int, dtype: str):
 
 
 @_compiled
-def _warped(pixels, matrix, nearest: bool, fill: int):
-    """Returns pixels from the places that an affine map of output to input (x, y) gives.
-
-    Places outside the image give `fill`. In XLA the gathers take a quarter of the time of
-    ImageProjectiveTransformV3, which XLA does not have (440 us compared with 1,770 us for 224x224
-    pixels, 2 CPU cores, 2026-11-21).
-
-    Args:
-      pixels: [rows, height, width, channels].
-      matrix: [rows, 2, 3] float32.
-      nearest: whether the nearest pixel is taken, without interpolation.
-      fill: the value of pixels from outside; 0 with interpolation.
-    """
-    rows, height, width, channels = pixels.shape
-    x, y = tf.meshgrid(*(tf.range(side, dtype=tf.float32) + 0.5 for side in (width, height)))
-    matrix = matrix[..., None, None]
-    x, y = (each[:, 0] * x + each[:, 1] * y + each[:, 2] for each in (matrix[:, 0], matrix[:, 1]))
-    if nearest:
-        row, column = tf.floor(y), tf.floor(x)
-        inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-        row, column = (tf.cast(tf.where(inside, each, 0), tf.int32) for each in (row, column))
-        place = tf.range(rows)[:, None, None] * (height * width) + row * width + column
-        found = tf.gather(tf.reshape(pixels, (-1, channels)), place)
-        return tf.where(inside[..., None], found, tf.cast(fill, found.dtype))
-    # For the four corners, black pixels around the image are faster than checks whether each corner
-    # is inside (440 us compared with 1,240 us). For a single pixel, the check is faster. The border
-    # has two pixels, so that a clipped corner and its neighbours are all outside.
-    top, left = tf.floor(y - 0.5), tf.floor(x - 0.5)
-    down, right = (y - 0.5 - top)[..., None], (x - 0.5 - left)[..., None]
-    flat = tf.reshape(tf.pad(pixels, [(0, 0), (2, 2), (2, 2), (0, 0)]), (-1, channels))
-    row, column = tf.clip_by_value(top, -2, height) + 2, tf.clip_by_value(left, -2, width) + 2
-    row, column = (tf.cast(each, tf.int32) for each in (row, column))
-    first = tf.range(rows)[:, None, None] * ((height + 4) * (width + 4))
-    place = first + row * (width + 4) + column
-    corners = [[tf.gather(flat, place + i * (width + 4) + j) for j in (0, 1)] for i in (0, 1)]
-    upper, lower = (
-        tf.cast(a, tf.float32) * (1 - right) + tf.cast(b, tf.float32) * right for a, b in corners
-    )
-    return upper * (1 - down) + lower * down
-
-
-@_compiled
 def _finished(pixels, mirror, color, mean: tuple, std: tuple, dtype: str):
     """Mirrors, colours and normalises. A mask, which is uint8, is only mirrored."""
     if mirror is not None:
@@ -322,6 +335,16 @@ def _finished(pixels, mirror, color, mean: tuple, std: tuple, dtype: str):
     if color is not None:
         pixels = _colored(pixels, color)
     return tf.cast(normalized(pixels, mean, std), dtype)
+
+
+@_compiled
+def _whole_levels(pixels, mirror, color):
+    """Mirrors, colours and rounds to whole grey levels, uint8. A mask is only mirrored."""
+    if mirror is not None:
+        pixels = _mirrored(pixels, mirror)
+    if color is not None:
+        pixels = _colored(tf.cast(pixels, tf.float32), color)
+    return pixels if pixels.dtype == tf.uint8 else tf.cast(pixels + 0.5, tf.uint8)
 
 
 def normalized(pixels, mean: tuple, std: tuple):

@@ -91,7 +91,13 @@ class TfDataStream(Iterator):
         with self._faults_named():
             self._stream = HostStream(
                 begin,
-                functools.partial(_finish, images=images, dtype=dtype),
+                functools.partial(
+                    _finish,
+                    images=images,
+                    augment=feed.augment.after_window,
+                    dtype=dtype,
+                    on_gpu=placement.device.cuda_ordinal is not None,
+                ),
                 placement=placement,
                 each_row=functools.partial(_row, images=images, augment=feed.augment),
             )
@@ -181,12 +187,12 @@ def _agreed(data: bytes, *, is_mask: bool) -> np.bool_:
 # Whole batches.
 
 
-def _finish(batch: dict, *, images: ImageConfig, dtype: str):
+def _finish(batch: dict, *, images: ImageConfig, augment: AugmentConfig, dtype: str, on_gpu: bool):
     """Returns a batch from windows, labels or targets, and the other draws."""
     draws = dict(batch)
     taken = draws.pop("pixels"), draws.pop("second")
-    whole = AugmentConfig(window="stretch")  # the windows are cut out already
-    return pixels.examples(*taken, draws, images=images, augment=whole, dtype=dtype)
+    settings = {"images": images, "augment": augment, "dtype": dtype, "on_gpu": on_gpu}
+    return pixels.examples(*taken, draws, **settings)
 
 
 def _refused(blobs: Blobs, index: int) -> str | None:
