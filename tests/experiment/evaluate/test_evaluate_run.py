@@ -1,7 +1,6 @@
 """A run is evaluated from its workdir, and the figures are those of its own predictions."""
 
 import csv
-import dataclasses
 import json
 import pathlib
 import runpy
@@ -12,7 +11,7 @@ import keras
 import numpy as np
 import PIL.Image
 import pytest
-from conftest import NotRehearsed, strategy_of
+from conftest import NotRehearsed, in_replicas
 from keras import layers
 
 from tfaccel import UserError
@@ -24,8 +23,6 @@ from tfaccel.experiment.evaluate import scores as scores_lib
 from tfaccel.experiment.evaluate.asked import Asked
 from tfaccel.experiment.evaluate.run import evaluate
 from tfaccel.export import at_start, parity, saved_model
-from tfaccel.run import Run
-from tfaccel.runtime.devices import Device
 
 CONFIGS = pathlib.Path(__file__).parents[3] / "configs"
 CLASSES = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu")
@@ -119,19 +116,6 @@ def _tidy():
     keras.config.set_dtype_policy("float32")
 
 
-def on_replicas(monkeypatch, number):
-    """Runs have so many replicas on the CPU."""
-
-    def make(config, cluster=None):
-        run = Run(config, cluster)
-        run.strategy = strategy_of(number)
-        devices = tuple(Device(f"/cpu:{index}", None) for index in range(number))
-        run.runtime = dataclasses.replace(run.runtime, devices=devices)
-        return run
-
-    monkeypatch.setattr(run_lib, "Run", make)
-
-
 def rows_of(folder, name="images.csv"):
     with open(folder / name, newline="") as file:
         return list(csv.DictReader(file))
@@ -219,7 +203,7 @@ def test_each_report_is_a_new_version_in_the_workdir(workdir):
 @pytest.mark.usefixtures("undrawn")
 def test_two_replicas_give_what_one_gives(workdir, evaluated, monkeypatch, loader):
     one = evaluated[1]
-    on_replicas(monkeypatch, 2)
+    in_replicas(monkeypatch, run_lib, 2)
     report, two = evaluate(workdir, Asked(checkpoint="newest", loader=loader))
     assert report.about.num_replicas == 2
     mine, theirs = rows_of(one), rows_of(two)
@@ -230,6 +214,24 @@ def test_two_replicas_give_what_one_gives(workdir, evaluated, monkeypatch, loade
         for name in ("probability", "true_probability", "loss"):
             assert float(row[name]) == pytest.approx(float(other[name]), rel=1e-4, abs=1e-6)
     assert rows_of(one, "classes.csv") == rows_of(two, "classes.csv")
+
+
+def change_config(workdir, section, **changes):
+    path = workdir / "config.json"
+    values = json.loads(path.read_text())
+    values[section] |= changes
+    path.write_text(json.dumps(values))
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("which", ["trained", "segmented"])
+def test_xla_gives_what_is_computed_without_it(request, which, tmp_path):
+    workdir = shutil.copytree(request.getfixturevalue(which), tmp_path / "run")
+    plain, _ = evaluate(workdir, Asked())
+    change_config(workdir, "runtime", xla=True)
+    report, _ = evaluate(workdir, Asked())
+    for name, each in plain.scores.items():
+        np.testing.assert_allclose(report.scores[name], each, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -286,10 +288,7 @@ def test_another_folder_has_the_runs_classes_without_the_training_images(workdir
     others = tmp_path / "others"
     shutil.copytree(photos / "testing" / "fox", others / "fox")
     shutil.copytree(photos / "testing" / "bee", others / "bee")
-    path = workdir / "config.json"
-    values = json.loads(path.read_text())
-    values["data"]["root"] = str(tmp_path / "gone")
-    path.write_text(json.dumps(values))
+    change_config(workdir, "data", root=str(tmp_path / "gone"))
     report, folder = evaluate(workdir, Asked(data=others))
     assert [row["true"] for row in rows_of(folder)] == ["bee"] * 3 + ["fox"] * 3
     assert report.names == CLASSES
@@ -443,7 +442,7 @@ def test_masks_have_the_figures_of_the_models_own_answers(segmented, street, mon
     }
     with PIL.Image.open(folder / "worst.png") as sheet:
         assert sheet.width > 3 * 128  # image, mask and prediction
-    on_replicas(monkeypatch, 2)
+    in_replicas(monkeypatch, run_lib, 2)
     _, other = evaluate(segmented, Asked(), out=tmp_path / "two")
     assert figures_of(other)["overall"]["mean_iou"] == found["mean_iou"]
 

@@ -41,6 +41,7 @@ from tfaccel.experiment.evaluate.opened import (
 from tfaccel.experiment.evaluate.page import About, Evaluated
 from tfaccel.experiment.evaluate.restored_report import RestoredReport
 from tfaccel.experiment.open_data import open_loader
+from tfaccel.experiment.scored import scored
 from tfaccel.experiment.train import steps_in_execution
 from tfaccel.export import card
 from tfaccel.process import waits
@@ -125,7 +126,8 @@ def _report(
         config.train, run.runtime.devices[0], num_steps=loader.num_batches
     )
     with waits.on("evaluating the images"):
-        scores = scores_lib.scores_of(run, model, loader, function, per_execution=per_execution)
+        model = scored(run, model, function, per_execution=per_execution)
+        scores = model.predict(loader, verbose=0)
     read = _read(loader)
     image_names = names_of(loader.data.found)
     image_names = [image_names[each] for each in read.tolist()]
@@ -224,7 +226,7 @@ def _write_worst(
     )
     is_mask = isinstance(report, MaskReport)
     function = scores_lib.shown_masks if is_mask else scores_lib.shown
-    found = scores_lib.scores_of(run, model, few, function)
+    found = scored(run, model, function).predict(few, verbose=0)
     pixels = contact_sheet.in_unit_range(found["inputs"], images)
     others = {}
     if loader.data.source.targets is not None:

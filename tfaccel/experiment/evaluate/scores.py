@@ -1,62 +1,16 @@
-"""Computes a few numbers for each image on the replicas, so that no output has to be kept.
+"""What is computed for each image, on its replica: functions for `experiment.scored`.
 
-`scores_of` takes a run, a trained model, a loader and a function of a batch. It gives the
-function's results for each example of the loader, in the loader's order and once each, on any
-number of replicas. The model's outputs stay on the devices: all masks would not fit in memory.
-
-    scores = scores_of(run, model, loader, Classes(num_named=5))
-    scores["loss"]          # [num_examples] float32
+scores = scored(run, model, Classes(num_named=5)).predict(loader, verbose=0)
+scores["loss"]          # [num_examples] float32
 """
 
 import dataclasses
-from collections.abc import Callable
 
-import keras
-import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from tfaccel.data.distribute import Loader
 from tfaccel.experiment.metrics import psnr
-from tfaccel.run import Run
 from tfaccel.training.losses import labels_of
-
-
-class Scored(keras.Model):
-    """A model whose prediction is a function of targets and outputs, a dict of [rows, ...]."""
-
-    def __init__(self, model: keras.Model, function: Callable):
-        """Takes the trained model and the function of (inputs, targets, outputs)."""
-        super().__init__(name=f"scores_of_{model.name}")
-        self.scored, self.function = model, function
-
-    def call(self, inputs):
-        """Returns the outputs of the model itself."""
-        return self.scored(inputs, training=False)
-
-    def predict_step(self, data):
-        """Returns the function's results for a batch of a loader."""
-        inputs, targets, _ = keras.utils.unpack_x_y_sample_weight(data)
-        outputs = self.scored(inputs, training=False)
-        return self.function(inputs, targets, outputs)
-
-
-def scores_of(
-    run: Run, model: keras.Model, loader: Loader, function: Callable, *, per_execution: int = 1
-) -> dict[str, np.ndarray]:
-    """Returns the function's results for each example of the loader, by name, [num_examples, ...].
-
-    Args:
-      run: the process's run, in whose scope the model was built.
-      model: the trained model; its outputs are logits, or normalized pixels.
-      loader: a loader without shuffling. Padding rows are left out.
-      function: takes inputs, targets and outputs of a batch, and returns a dict of [rows, ...].
-      per_execution: the batches of one launch.
-    """
-    with run.scope():
-        scored = Scored(model, function)
-    run.compile(scored, steps_per_execution=per_execution)
-    return scored.predict(loader, verbose=0)
 
 
 @dataclasses.dataclass(frozen=True)
