@@ -19,7 +19,6 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfaccel.common import run_log
 from tfaccel.common.errors import UserError
 from tfaccel.common.run_log import summary
 from tfaccel.common.tables import counted
@@ -130,7 +129,7 @@ def _predict(run: Run, export: "_Export", images: Loader, rows: "_Rows", top: in
     step = rows.next_good // images.data.plan.global_batch_size
     images.start_at(epoch=0, step=step)
     rows.skip_before(step * images.data.plan.global_batch_size)
-    with waits.on("predicting"):
+    with waits.on("predicting the images"):
         named = scored(run, model, _Named(export.answers, top))
         collect = _Collect(rows.take, images.data.plan, step)
         named.predict(images, steps=images.num_batches - step, callbacks=[collect], verbose=0)
@@ -305,12 +304,11 @@ class _Rows:
             else:
                 self._add([""] * (2 * self._top), NOT_FINITE)
             self.next_good += 1
-        run_log.let_pass(f"predict: {self._next:,} of {len(self._files):,} images")
+        waits.reached(f"{self._next:,} of {len(self._files):,} images")
 
     def finish(self) -> None:
         """Writes the rows after the last readable file."""
         self._errors_before(len(self._files))
-        run_log.pass_on()
 
     def _errors_before(self, row: int) -> None:
         while self._next < row:

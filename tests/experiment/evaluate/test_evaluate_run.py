@@ -16,7 +16,7 @@ from keras import layers
 
 from tfaccel import UserError
 from tfaccel.config import parse
-from tfaccel.experiment import models, train
+from tfaccel.experiment import models, tasks, train
 from tfaccel.experiment.evaluate import class_report, pictures
 from tfaccel.experiment.evaluate import run as run_lib
 from tfaccel.experiment.evaluate import scores as scores_lib
@@ -445,6 +445,18 @@ def test_masks_have_the_figures_of_the_models_own_answers(segmented, street, mon
     in_replicas(monkeypatch, run_lib, 2)
     _, other = evaluate(segmented, Asked(), out=tmp_path / "two")
     assert figures_of(other)["overall"]["mean_iou"] == found["mean_iou"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_mask_with_a_value_that_is_no_class_is_named(segmented, street, tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks, "NUM_MASKS", 1)  # the first alone is checked at the start
+    root = shutil.copytree(street, tmp_path / "street")
+    mask = np.array(PIL.Image.open(root / "test/masks/3.png"))
+    mask[10:12, :4] = 7
+    save(root / "test" / "masks" / "3.png", mask)
+    asked = Asked(data=root / "test" / "images", targets=root / "test" / "masks")
+    with pytest.raises(UserError, match=r"above 2, .*images/3\.png \(8 pixels\)"):
+        evaluate(segmented, asked, out=tmp_path / "out")
 
 
 def test_pairs_have_the_psnr_of_training(street, tmp_path):

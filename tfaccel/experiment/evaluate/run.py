@@ -19,7 +19,7 @@ import keras
 import numpy as np
 
 from tfaccel.common.disk_errors import not_written
-from tfaccel.common.errors import RunError
+from tfaccel.common.errors import RunError, UserError
 from tfaccel.common.redact import shown
 from tfaccel.common.run_log import summary
 from tfaccel.common.tables import counted
@@ -142,6 +142,7 @@ def _report(
         unread=tuple(unread),
     )
     if is_mask:
+        _check_values(scores["num_beyond"], image_names, num_outputs)
         names = [str(each) for each in range(num_outputs)]
         report = MaskReport(about, names, image_names, scores)
     elif loader.data.source.targets is not None:
@@ -151,6 +152,18 @@ def _report(
         labels = loader.data.source.labels[read]
         report = ClassReport(about, names, image_names, labels, scores)
     return report.with_notes(_notes(workdir, report))
+
+
+def _check_values(num_beyond: np.ndarray, names: list[str], num_classes: int) -> None:
+    """Raises UserError if masks have values that are no class."""
+    bad = np.flatnonzero(num_beyond)
+    if len(bad):
+        raise UserError(
+            f"the masks of {counted(len(bad), 'image')} have values above {num_classes - 1}, the "
+            f"largest class of the model, first that of {names[bad[0]]} ({num_beyond[bad[0]]:,} "
+            "pixels); number the classes from 0, or train with data.ignore_class for pixels "
+            "without a class"
+        )
 
 
 def _read(loader: Loader) -> np.ndarray:

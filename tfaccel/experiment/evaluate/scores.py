@@ -75,11 +75,15 @@ class Masks:
           "pixels", [rows, classes, 3] int32, for each class the pixels that have it in mask and
           prediction, in the mask, and in the prediction; "loss", [rows] float32, the sum over the
           pixels of the negative natural logarithm of the true class's probability; "num_pixels",
-          [rows] int32, how many pixels count; "is_finite", [rows] bool, whether all logits are.
+          [rows] int32, how many pixels count; "num_beyond", [rows] int32, how many others have a
+          value that is no class; "is_finite", [rows] bool, whether all logits are.
         """
         logits = ops.cast(outputs, "float32")
         labels, valid = labels_of(targets, logits, self.ignore_class)
-        valid = ops.ones_like(labels, "bool") if valid is None else ops.cast(valid, "bool")
+        counts = ops.ones_like(labels, "bool") if valid is None else ops.cast(valid, "bool")
+        # A GPU would give a loss of NaN for a value beyond the classes, and a CPU an error.
+        valid = counts & (labels < self.num_classes)
+        labels = ops.where(valid, labels, 0)
         known = ops.arange(self.num_classes, dtype="int32")
         wanted = (labels[..., None] == known) & valid[..., None]
         found = ops.cast(ops.argmax(logits, axis=-1), "int32")[..., None] == known
@@ -92,6 +96,7 @@ class Masks:
             "pixels": ops.stack(pixels, axis=-1),
             "loss": ops.sum(ops.where(valid, losses, 0.0), (1, 2)),
             "num_pixels": ops.sum(ops.cast(valid, "int32"), (1, 2)),
+            "num_beyond": ops.sum(ops.cast(counts & ~valid, "int32"), (1, 2)),
             "is_finite": ops.all(ops.isfinite(logits), axis=(1, 2, 3)),
         }
 
