@@ -118,6 +118,25 @@ def test_a_stopped_call_is_continued_with_the_same_bytes(
     assert output.read_bytes() == whole.read_bytes()
 
 
+def test_a_file_that_vanishes_meanwhile_has_an_error_after_the_next_call(
+    export, files, tmp_path, monkeypatch
+):
+    output, scored = tmp_path / "answers.csv", room.scored
+
+    def removing(*given):
+        (tmp_path / files[25]).unlink()
+        return scored(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(room, "scored", removing)
+        with pytest.raises(UserError, match="run the same command again"):
+            predict_many(export, files, output, top=3, **BATCH)
+    assert predict_many(export, files, output, top=3, **BATCH) == 4
+    rows = rows_of(output)
+    assert [row["image"] for row in rows] == files
+    assert [number for number, row in enumerate(rows) if row["error"]] == [0, 17, 25, 36]
+
+
 def test_two_replicas_give_what_one_gives(export, files, tmp_path, monkeypatch):
     one, two = tmp_path / "one.csv", tmp_path / "two.csv"
     predict_many(export, files, one, top=3, **BATCH)

@@ -27,7 +27,7 @@ from tfaccel.data.distribute import Loader
 from tfaccel.data.scan.examine import BAD
 from tfaccel.data.scan.files import scan_files, smallest_window
 from tfaccel.data.shards import Plan
-from tfaccel.data.source import Blobs, ImageSource
+from tfaccel.data.source import Blobs, ImageSource, UnreadableError
 from tfaccel.experiment.pieces import Pieces
 from tfaccel.experiment.scored import scored
 from tfaccel.export import card
@@ -132,7 +132,13 @@ def _predict(run: Run, export: "_Export", images: Loader, rows: "_Rows", top: in
     with waits.on("predicting the images"):
         named = scored(run, model, _Named(export.answers, top))
         collect = _Collect(rows.take, images.data.plan, step)
-        named.predict(images, steps=images.num_batches - step, callbacks=[collect], verbose=0)
+        try:
+            named.predict(images, steps=images.num_batches - step, callbacks=[collect], verbose=0)
+        except UnreadableError as error:  # it could be read when all files were checked
+            raise UserError(
+                f"{error} (the rows so far are kept; run the same command again, which continues "
+                "and writes an error into the row of such a file)"
+            ) from error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -343,6 +343,29 @@ def test_a_corrupt_image_is_an_error_or_left_out_by_name(workdir, photos, tmp_pa
 
 
 @pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("loader", ["dali_cpu", "tf_data"])
+def test_an_image_that_vanishes_meanwhile_is_left_out_too(
+    workdir, photos, tmp_path, monkeypatch, loader
+):
+    root, scored = moved(photos, tmp_path), run_lib.scored
+    gone = root / "testing" / "cat" / "2.png"
+
+    def removing(*given, **others):
+        gone.unlink()
+        return scored(*given, **others)
+
+    monkeypatch.setattr(run_lib, "scored", removing)
+    report, folder = evaluate(workdir, Asked(root=str(root), bad_files="skip", loader=loader))
+    assert report.about.unread == (str(gone),)
+    rows = rows_of(folder)
+    assert [row["image"] for row in rows[:-1]] == sorted(
+        str(each) for each in (root / "testing").glob("*/*.png")
+    )
+    assert all(row["true"] == pathlib.Path(row["image"]).parent.name for row in rows[:-1])
+    assert (rows[-1]["image"], rows[-1]["note"]) == (str(gone), "cannot be read")
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_outputs_that_are_nan_are_counted_and_named(workdir, monkeypatch):
     own = scores_lib.Classes.__call__
 
