@@ -1,6 +1,7 @@
 """Devices, marks, and the small real data that tests share."""
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import json
@@ -204,6 +205,20 @@ def strategy_of(num_replicas):
         _collective_key_base = 1000 * num_replicas
 
     return Strategy([f"/cpu:{index}" for index in range(num_replicas)])
+
+
+def in_replicas(monkeypatch, module, num_replicas):
+    """Each `Run` that the module makes has so many replicas on the CPU."""
+    make = module.Run
+
+    def run_of(config, cluster=None):
+        run = make(config, cluster)
+        run.strategy = strategy_of(num_replicas)
+        devices = tuple(runtime.Device(f"/cpu:{index}", None) for index in range(num_replicas))
+        run.runtime = dataclasses.replace(run.runtime, devices=devices)
+        return run
+
+    monkeypatch.setattr(module, "Run", run_of)
 
 
 def compiled(make, num_replicas, *, optimizer, xla=True, config=None, **compile_args):

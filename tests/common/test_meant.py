@@ -136,8 +136,9 @@ def test_commands_without_a_config_do_not_name_its_fields():
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ("evaluate", "writes the last results to result.json"),
-        ("eval", "tfaccel predict"),
+        ("eval", "tfaccel evaluate --workdir=runs/a"),
+        ("validate", "tfaccel predict"),
+        ("confusion", "tfaccel evaluate"),
         ("tran", "did you mean 'train'?"),
         ("fit", "`tfaccel train --config=FILE`"),
         ("infer", "tfaccel predict"),

@@ -20,6 +20,7 @@ from tfaccel.config import ExportConfig, parse
 from tfaccel.experiment import export_run as from_workdir
 from tfaccel.experiment import models, train
 from tfaccel.experiment.export_run import export_run
+from tfaccel.experiment.trained import snapshot_of
 from tfaccel.export import at_start, card, parity, saved_model
 from tfaccel.training.checkpoint import store as store_lib
 from tfaccel.training.checkpoint.store import Store
@@ -194,7 +195,7 @@ def test_the_best_checkpoint_is_that_of_the_best_monitor(workdir, monitor, best)
     for snapshot, score in zip(snapshots, (0.1, 0.9), strict=True):
         store_of(workdir).write(snapshot, score=score)
     change_config(workdir, "train", monitor=monitor)
-    chosen = from_workdir._snapshot(workdir, read_config(workdir), "best")
+    chosen = snapshot_of(workdir, read_config(workdir), "best")
     assert chosen.step == snapshots[best].step
 
 

@@ -23,6 +23,7 @@ from tfaccel.cli.diagnose_commands import (
     selftest,
     underflow,
 )
+from tfaccel.cli.evaluate_command import evaluate
 from tfaccel.cli.train_commands import export, launch, plot, predict, train
 from tfaccel.common import meant
 from tfaccel.common.disk_errors import OF_DISKS, cure
@@ -98,6 +99,7 @@ COMMANDS = {
         audit,
         lint,
         profile,
+        evaluate,
         export,
         predict,
         plot,

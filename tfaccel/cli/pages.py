@@ -12,6 +12,7 @@ PAGES = {
     "script": "training/SCRIPT.md",
     "transfer": "experiment/models/README.md",
     "segmentation": "experiment/README.md",
+    "evaluate": "experiment/evaluate/README.md",
     "text": "data/TEXT.md",
     "attention": "step/attention/README.md",
     "several-gpus": "step/README.md",

@@ -9,7 +9,7 @@ from absl import flags
 
 from tfaccel.cli.asked_experiment import check_experiment, check_run
 from tfaccel.cli.command import OF_CONFIG, command, topic_of
-from tfaccel.cli.flags import folder_to_be
+from tfaccel.cli.flags import folder_to_be, new_file
 from tfaccel.common.errors import UserError
 from tfaccel.common.flags import Flag
 from tfaccel.common.local_path import local_path
@@ -21,6 +21,7 @@ from tfaccel.config import (
     PIXEL_DTYPES,
     WEIGHTS,
     ExportConfig,
+    RuntimeConfig,
     parse,
 )
 from tfaccel.launch import options
@@ -30,6 +31,9 @@ from tfaccel.runtime.cluster import find
 from tfaccel.runtime.cluster.addresses import FIRST_PORT, LAST_PORT
 from tfaccel.runtime.cluster.ray import undo_legacy_keras
 from tfaccel.training.workdir import RESUMES, check_usable, read_config, workdir_of, workdirs_in
+
+# The loaders that read each file when its row is due, and keep no image.
+FILE_LOADERS = tuple(each for each in LOADERS if each not in ("auto", "memory", "cache"))
 
 
 @command(
@@ -299,7 +303,11 @@ def export(values: flags.FlagValues, given: list[str]) -> int:
         the other files are still classified, and the exit code is 1.
 
         A folder stands for all images in it and its sub-folders. If the output is a file or a pipe,
-        each image has one line.""",
+        each image has one line.
+
+        With --output, very many images are predicted fast, by a loader and on all GPUs, and written
+        to a CSV file with one row for each image. A call that was stopped continues if you repeat
+        it.""",
     flags=(
         Flag(
             "model",
@@ -309,10 +317,28 @@ def export(values: flags.FlagValues, given: list[str]) -> int:
         ),
         Flag("top", 3, "number of classes to print for each file", at_least=1),
         Flag("json", False, "print a line of JSON for each file: path, error, classes"),
+        Flag("output", None, "a new CSV file for the rows of very many images", shown="FILE.csv"),
+        Flag(
+            "loader",
+            None,
+            "with --output: how to decode; by default DALI on the GPU, or on the CPU without one",
+            shown="dali_cpu",
+            choices=FILE_LOADERS,
+        ),
+        Flag("gpu-ids", None, "with --output: GPUs, e.g. 0,1; empty for the CPU", shown="IDS"),
+        Flag(
+            "global-batch-size",
+            None,
+            "with --output: images of a step over all GPUs; about 256 by default",
+            shown="N",
+            kind=int,
+            at_least=1,
+        ),
     ),
     examples=(
         "tfaccel predict --model=runs/a cat.jpg dog.png photographs/",
         "tfaccel predict --model=served/flowers/3 --json photographs/*.jpg",
+        "tfaccel predict --model=runs/a --output=answers.csv photographs/",
     ),
 )
 def predict(values: flags.FlagValues, paths: list[str]) -> int:
@@ -323,9 +349,24 @@ def predict(values: flags.FlagValues, paths: list[str]) -> int:
     # Check as much as possible before TensorFlow starts, which takes seconds.
     for each in (values.model, *paths):
         local_path(each)  # or a UserError
+    output = _output_of(values)
     from tfaccel.export.asked_images import find_export, image_files
 
     folder, paths = find_export(pathlib.Path(values.model)), image_files(paths)
+    if output:
+        gpu_ids, batch = values["gpu-ids"].value, values["global-batch-size"].value
+        gpu_ids = None if gpu_ids is None else RuntimeConfig(gpu_ids=gpu_ids).gpu_ids
+        once = {}
+        for each in paths:
+            once.setdefault(os.path.abspath(each), each)  # a file that is given twice has one row
+        paths = list(once.values())
+        start_tensorflow()
+        from tfaccel.experiment.predict_many import predict_many
+
+        how = {"loader": values.loader, "gpu_ids": gpu_ids, "global_batch_size": batch}
+        num_errors = predict_many(folder, paths, output, top=values.top, **how)
+        show(output)
+        return int(num_errors > 0)
     start_tensorflow()
     from tfaccel.export.predict import Predictor
 
@@ -337,6 +378,28 @@ def predict(values: flags.FlagValues, paths: list[str]) -> int:
         else:
             show(each.line(predictor.class_names, values.top))
     return int(failed)
+
+
+def _output_of(values: flags.FlagValues) -> pathlib.Path | None:
+    """Returns the new CSV file for the rows, None without one.
+
+    Raises:
+      UserError: it exists or is no CSV file, or flags do not suit each other.
+    """
+    if values.output is None:
+        for name in ("loader", "gpu-ids", "global-batch-size"):
+            if values[name].value is not None:
+                raise UserError(f"--{name} without --output; add --output=FILE.csv, or remove it")
+        return None
+    if values.json:
+        raise UserError("--json and --output; the rows of --output are CSV: remove --json")
+    output = new_file("output", values.output)
+    if output.suffix.lower() != ".csv":
+        raise UserError(
+            f"output {output} would be a CSV file; give one that ends in .csv (pandas and pyarrow "
+            "turn it into other formats, such as Parquet)"
+        )
+    return output
 
 
 PORTS = f"{FIRST_PORT} to {LAST_PORT}"

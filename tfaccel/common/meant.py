@@ -163,7 +163,7 @@ TRUTHS = {
     ),
     "evaluate eval test_only eval_only do_eval do_train val_interval eval_every": (
         "; `tfaccel train` tests the model after every epoch, and writes the last results to "
-        "result.json in its workdir"
+        "result.json in its workdir; `tfaccel evaluate --workdir=DIR` shows its mistakes"
     ),
     "run_eagerly eager eagerly debug enable_eager": (
         "; `tfaccel train` always compiles its steps. To look inside a step, write a Keras script "
@@ -179,10 +179,13 @@ TRUTH_OF = {word: truth for words, truth in TRUTHS.items() for word in words.spl
 
 # Commands of other toolkits, and the answers to them.
 COMMANDS = {
-    "evaluate eval validate val test score": (
-        "; `tfaccel train` tests the model after every epoch, and writes the last results to "
-        "result.json in its workdir; `tfaccel predict --model=runs/a IMAGE...` classifies other "
-        "images with a run's export; in a Keras script, use model.evaluate(test)"
+    "eval validate val test score": (
+        "; did you mean `tfaccel evaluate --workdir=runs/a`? It shows which images a run gets "
+        "wrong. `tfaccel train` tests the model after every epoch; `tfaccel predict "
+        "--model=runs/a IMAGE...` classifies images without labels"
+    ),
+    "confusion confusion-matrix errors mistakes calibration report": (
+        "; did you mean `tfaccel evaluate --workdir=runs/a`?"
     ),
     "fit run start finetune fine-tune main": "; did you mean `tfaccel train --config=FILE`?",
     "resume continue restart": (

@@ -247,6 +247,11 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         return self._position
 
     @property
+    def lost(self) -> frozenset[int]:
+        """The indices of examples that could no longer be read, and were skipped."""
+        return self._lost
+
+    @property
     def begins_late(self) -> bool:
         """Whether the next iterator begins after its epoch's first step, for example to resume."""
         return self._is_epochs_end or self.next_position % self.num_batches > 0

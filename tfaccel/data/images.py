@@ -56,7 +56,7 @@ class ImageData:
       loader: one of config.LOADERS, except "auto".
       dtype: dtype of the images: float16 if the model computes in float16, else float32.
       dali: DALI's settings.
-      found: the source before it was decoded.
+      found: the source before it was decoded, with the same examples.
     """
 
     source: ImageSource | ArraySource
@@ -262,7 +262,7 @@ def open_images(
         _check_some(source, images, augment, by_pillow=choice.stored_size is not None)
     found = source
     if choice.stored_size is not None:
-        source = _decoded(source, images, choice, num_threads=num_threads)
+        found, source = _decoded(source, images, choice, num_threads=num_threads)
     plan = Plan(
         num_examples=len(source),
         global_batch_size=global_batch_size,
@@ -311,21 +311,24 @@ def _check(source, images: ImageConfig, augment: AugmentConfig) -> None:
         raise UserError("targets='mask' needs pairs of images, but these have labels; remove it")
 
 
-def _decoded(source: ImageSource, images, choice: Choice, *, num_threads) -> ArraySource:
+def _decoded(
+    source: ImageSource, images, choice: Choice, *, num_threads
+) -> tuple[ImageSource, ArraySource]:
+    """Returns the images that could be decoded, and their pixels, in the same order."""
     size = choice.stored_size
     if size != images.image_size:
         log.info("loader: images are stored as %dx%d, and windows are cut out of these", *size)
     settings = {"stored_size": size, "channels": images.channels, "targets": images.targets}
     store = cached if choice.loader == "cache" else kept if images.loader == "auto" else decode_all
     try:
-        return store(source, num_threads=num_threads, **settings)
+        return source, store(source, num_threads=num_threads, **settings)
     except UnreadableError as error:
         if images.bad_files != "skip":
             raise
         # They could be read when the files were scanned.
         log.warning("data: %s; skipped", error)
         left = source.without(np.array(error.ids))
-        return store(left, num_threads=num_threads, **settings)
+        return left, store(left, num_threads=num_threads, **settings)
 
 
 def _log_decoder_memory(dali: DaliConfig) -> None:

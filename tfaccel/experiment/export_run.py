@@ -13,23 +13,19 @@ import pathlib
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.common.errors import UserError
 from tfaccel.common.local_path import local_path
 from tfaccel.common.run_log import summary
 from tfaccel.config import Config, ExportConfig
 from tfaccel.data.choose import choose_loader
 from tfaccel.data.distribute import Loader
-from tfaccel.experiment import recipe, thaw
 from tfaccel.experiment.open_data import open_loader, open_sources
-from tfaccel.experiment.train import build
+from tfaccel.experiment.trained import model_of, snapshot_of
 from tfaccel.export.samples import spread
 from tfaccel.run import Run
 from tfaccel.runtime import devices as runtime
 from tfaccel.runtime.cluster import check_one_process, find
 from tfaccel.training import workdir as workdir_lib
-from tfaccel.training.checkpoint import state as state_lib
-from tfaccel.training.checkpoint.rotation import largest_is_best
-from tfaccel.training.checkpoint.store import Snapshot, Store
+from tfaccel.training.checkpoint.store import Snapshot
 
 
 def export_run(
@@ -65,36 +61,16 @@ def export_run(
     changes = {name: each for name, each in (("root", root), ("loader", loader)) if each}
     data = dataclasses.replace(config.data, **changes)
     config = dataclasses.replace(config, data=data)
-    snapshot = _snapshot(workdir, config, checkpoint or "newest")
+    snapshot = snapshot_of(workdir, config, checkpoint or "newest")
     run = _run(config)
     summary("export: the checkpoint of step %d", snapshot.step)
     test = _evaluation(run, config, export.samples)
-    model = _model(run, config, test, snapshot)
+    model = model_of(run, config, test.data, snapshot)
     if checkpoint is None and (best := _best_weights(snapshot)):
         summary("export: with the weights of the best epoch, as at the end of training")
         model.set_weights(best)
     version = workdir_lib.next_version(local_path(out).absolute())
     return run.export(model, version, loader=test, **dataclasses.asdict(export))
-
-
-def _snapshot(workdir: pathlib.Path, config: Config, which: str) -> Snapshot:
-    monitor = config.train.monitor
-    store = Store(
-        workdir / "checkpoints",
-        keep_last=config.checkpoint.keep_last,
-        keep_best=config.checkpoint.keep_best,
-        largest_is_best=largest_is_best(monitor),
-    )
-    if not store.steps():
-        raise UserError(
-            f"{store.folder} has no checkpoint; use the workdir of a run that has saved one"
-        )
-    snapshot = store.best() if which == "best" else store.newest()
-    if snapshot is None:
-        raise UserError(
-            f"{store.folder} has no checkpoint with a {monitor}; use --checkpoint=newest"
-        )
-    return snapshot
 
 
 def _best_weights(snapshot: Snapshot) -> list[np.ndarray]:
@@ -134,22 +110,3 @@ def _evaluation(run: Run, config: Config, most: int) -> Loader:
     return open_loader(
         run, config, "test", source=source, loader=choice.loader, last_batch="pad", **stored
     )
-
-
-def _model(run: Run, config: Config, test: Loader, snapshot: Snapshot):
-    """Returns the run's model, compiled as in the run, with the checkpoint's variables."""
-    # All weights come from the checkpoint, so the file that training started from may be gone.
-    model, task = build(run, config, test.data, continues=True)
-    if stage := thaw.stage_of(config, snapshot.state):
-        thaw.enter(stage, model, config)
-    schedule = recipe.make_schedule(
-        config.train,
-        global_batch_size=config.data.whole_batch(snapshot.state["num_replicas"]),
-        num_steps=snapshot.state["num_steps"],
-    )
-    optimizer = recipe.make_optimizer(config.train, schedule)
-    run.compile(model, optimizer, task.loss, metrics=task.metrics, step=config.step)
-    with run.scope():
-        model.optimizer.build(model.trainable_variables)
-    state_lib.put_variables(model, snapshot.arrays)
-    return model

@@ -22,12 +22,16 @@ _BY_NAME = {
 }
 
 
-def open_source(data: DataConfig, split: str) -> ImageSource | ArraySource:
+def open_source(
+    data: DataConfig, split: str, *, class_names: Sequence[str] | None = None
+) -> ImageSource | ArraySource:
     """Returns the source of the "train" or "test" images.
 
     Args:
       data: where the images are.
       split: "train" or "test".
+      class_names: the names of all classes, in order, for images of their own that may lack some;
+        None for the classes that are found.
 
     Raises:
       UserError: the data do not exist, or have another layout.
@@ -35,7 +39,7 @@ def open_source(data: DataConfig, split: str) -> ImageSource | ArraySource:
     if data.splits:
         train, test = _divided(data, _whole(data, split))
         return train if split == "train" else test
-    return _whole(data, split)
+    return _whole(data, split, class_names)
 
 
 def open_sources(data: DataConfig) -> tuple[ImageSource | ArraySource, ImageSource | ArraySource]:

@@ -54,6 +54,7 @@ def write(
         "xla": config.xla,
         "class_names": list(images.answers.class_names) if images else [],
         "answers": images.answers.kind if images else None,
+        "exclusive": images.answers.exclusive if images else None,
         "pixel_dtype": images.pixel_dtype if images else None,
         "preprocessing": images.preprocessing.as_dict() if images else None,
         "parity": {"loader": loader, **parity.as_dict()},

@@ -11,6 +11,7 @@ Takes the path; makes the folder if needed, and gives it once no other run uses 
     DIR/tensorboard/       the same for TensorBoard
     DIR/first_batch.png    the first augmented images, with their labels
     DIR/export/1/          SavedModel and model.keras
+    DIR/evaluation/1/      a report of `tfaccel evaluate`
     DIR/result.json        the result, which the command also prints as its last line
     DIR/launch/            what each rank of `tfaccel launch` printed
     DIR/run.lock           locked by the process that writes here

@@ -57,6 +57,22 @@ def test_pairs_stand_side_by_side(tmp_path):
     assert (sheet[MARGIN : MARGIN + 128, right : right + 128] == 51).all()
 
 
+def test_answers_stand_to_the_right_of_targets(tmp_path):
+    images = np.full((1, 128, 128, 3), 10, np.uint8)
+    captions = [("true a", "said b")]
+    sheet = read(
+        write(tmp_path / "s.png", images, captions, targets=images + 20, answers=images + 50)
+    )
+    row = sheet[MARGIN + 64, MARGIN:]
+    step = 128 + GAP
+    assert (row[2 * step : 2 * step + 128] == 60).all()
+    assert (row[step : step + 128] == 30).all()
+    assert sheet.shape[0] == 128 + 2 * CAPTION_HEIGHT + 2 * MARGIN
+    for line in range(2):
+        top = MARGIN + 128 + line * CAPTION_HEIGHT + 1
+        assert sheet[top : top + CAPTION_HEIGHT - 2].min() < 128  # something is written
+
+
 def test_a_masks_values_have_a_colour_each(tmp_path):
     mask = np.arange(22, dtype=np.uint8).reshape(1, 2, 11, 1)
     mask[0, 1, 10] = 255

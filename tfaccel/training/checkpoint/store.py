@@ -169,6 +169,23 @@ class Store:
         best = best_first(scores, largest_is_best=self._largest_is_best)
         return self._first_undamaged(named[name] for name in best)
 
+    def of_step(self, step: int) -> Snapshot:
+        """Returns the checkpoint of a step, the tested one if there are two.
+
+        Raises:
+          UserError: there is none.
+          CheckpointError: it is damaged.
+        """
+        named = {folders.parse(each): each for each in self.steps()}
+        own = sorted((name for name in named if name.step == step), reverse=True)
+        if not own:
+            there = sorted({name.step for name in named})
+            raise UserError(
+                f"{self.folder} has no checkpoint of step {step}; expected one of "
+                f"{', '.join(map(str, there)) or 'none'}"
+            )
+        return self._first_undamaged(named[name] for name in own)
+
     def _first_undamaged(self, candidates: Iterable[pathlib.Path]) -> Snapshot | None:
         damaged = []
         for folder in candidates:

@@ -34,9 +34,10 @@ SHAPE = 4 / 3  # width / height of the sheet, about
 def write(
     path: str | os.PathLike,
     images: np.ndarray,
-    captions: Sequence[str],
+    captions: Sequence[str | tuple[str, ...]],
     *,
     targets: np.ndarray | None = None,
+    answers: np.ndarray | None = None,
 ) -> pathlib.Path:
     """Writes a grid of images with a caption under each and returns the file's path.
 
@@ -45,15 +46,19 @@ def write(
     Args:
       path: of the PNG.
       images: [n, height, width, 1 or 3], uint8 or a float dtype in 0..1.
-      captions: one per image; a caption that is too long is cut.
+      captions: one per image, a line or several; a line that is too long is cut.
       targets: shown to the right of each image, in the same form; None to show none.
+      answers: a model's, shown to the right of these; None to show none.
     """
     cells = [_shown(each) for each in images]
-    if targets is not None:
-        cells = [
-            _side_by_side(cell, _shown(each)) for cell, each in zip(cells, targets, strict=True)
-        ]
-    width, height = cells[0].width + MARGIN, cells[0].height + CAPTION_HEIGHT + MARGIN
+    for others in (targets, answers):
+        if others is not None:
+            cells = [
+                _side_by_side(cell, _shown(each)) for cell, each in zip(cells, others, strict=True)
+            ]
+    captions = [(each,) if isinstance(each, str) else each for each in captions]
+    below = CAPTION_HEIGHT * max(map(len, captions))
+    width, height = cells[0].width + MARGIN, cells[0].height + below + MARGIN
     columns = min(math.ceil(math.sqrt(len(cells) * SHAPE * height / width)), len(cells))
     rows = math.ceil(len(cells) / columns)
     sheet = PIL.Image.new("RGB", (columns * width + MARGIN, rows * height + MARGIN), PAPER)
@@ -63,8 +68,10 @@ def write(
         left, top = MARGIN + place % columns * width, MARGIN + place // columns * height
         sheet.paste(cell, (left, top))
         draw.rectangle((left - 1, top - 1, left + cell.width, top + cell.height), outline=FRAME)
-        middle = left + cell.width // 2, top + cell.height + CAPTION_HEIGHT // 2
-        draw.text(middle, _cut(caption, font, cell.width), INK, font, anchor="mm")
+        for line, text in enumerate(caption):
+            middle = top + cell.height + CAPTION_HEIGHT * line + CAPTION_HEIGHT // 2
+            place_of_text = left + cell.width // 2, middle
+            draw.text(place_of_text, _cut(text, font, cell.width), INK, font, anchor="mm")
     data = io.BytesIO()
     sheet.save(data, "PNG")
     replace(pathlib.Path(path), data.getvalue())
@@ -89,14 +96,14 @@ def write_batch(
       settings: those of the loader.
       class_names: in the order of the labels.
     """
-    images = _in_unit_range(x, settings)
+    images = in_unit_range(x, settings)
     if y.ndim == 1:
         return write(path, images, [class_names[label] for label in y])
-    targets = _colors(y[..., 0]) if settings.targets == "mask" else _in_unit_range(y, settings)
+    targets = colors_of(y[..., 0]) if settings.targets == "mask" else in_unit_range(y, settings)
     return write(path, images, [str(index) for index in range(len(images))], targets=targets)
 
 
-def _in_unit_range(images: np.ndarray, settings: ImageConfig) -> np.ndarray:
+def in_unit_range(images: np.ndarray, settings: ImageConfig) -> np.ndarray:
     """Returns pixels in 0..1 from normalised pixels."""
     return images.astype(np.float32) * settings.std + settings.mean
 
@@ -121,7 +128,7 @@ def _rgb(pixels: np.ndarray) -> np.ndarray:
     return np.broadcast_to(pixels, (*pixels.shape[:2], 3)).copy()
 
 
-def _colors(masks: np.ndarray) -> np.ndarray:
+def colors_of(masks: np.ndarray) -> np.ndarray:
     """Returns a colour for each value: [n, height, width, 3] uint8."""
     values, places = np.unique(masks, return_inverse=True)
     # Steps of the golden ratio give neighbouring values very different hues.

@@ -1,0 +1,209 @@
+"""The base of the reports of an evaluation: text, JSON, and one HTML page with its pictures.
+
+A subclass yields sections: a heading, and parts of a report or names of pictures. The terminal
+shows the parts, and the page the pictures too, which lie in the page itself.
+
+    report.write(folder)       # the report's own files, metrics.json and report.html
+    print(report)
+"""
+
+import base64
+import csv
+import dataclasses
+import io
+import json
+import math
+import pathlib
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from tfaccel.common.report import Notes, Part, Report, html_of
+from tfaccel.common.tables import as_html
+
+PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title><style>
+:root {{ color-scheme: light }}
+body {{ font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1.2em; max-width: 70em;
+  color: #282828; background: #fff }}
+h1 {{ font-size: 1.4em; line-height: 1.25; margin: 0.2em 0 }}
+h2 {{ font-size: 1.05em; margin: 2em 0 0.6em }}
+div {{ overflow-x: auto }}
+table {{ border-collapse: collapse; font-size: 0.85em; font-variant-numeric: tabular-nums }}
+th {{ font-weight: 600; color: #5f6b76; white-space: nowrap }}
+th, td {{ padding: 0.3em 0.7em; border-bottom: 1px solid #e4e8eb }}
+img {{ max-width: 100%; height: auto }}
+</style></head><body>
+<h1>{title}</h1>
+{sections}
+</body></html>
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A picture among the report's files.
+
+    Attributes:
+      file: the name of the PNG in the report's folder.
+      shows: what it shows, in words.
+    """
+
+    file: str
+    shows: str
+
+
+Section = tuple[str, Sequence[Part | Picture]]
+
+
+@dataclasses.dataclass(frozen=True)
+class About:
+    """What was evaluated.
+
+    Attributes:
+      workdir: of the run.
+      weights: which weights, in words: "the checkpoint of step 92, the best by val_loss".
+      data: which images, in words: "the test images in /photos/testing".
+      num_images: how many of them have scores.
+      loader: the name of the loader.
+      num_replicas: how many replicas computed the scores.
+      notes: sentences on what the reader has to know, such as skipped files.
+      unread: the names of the images that cannot be read.
+    """
+
+    workdir: str
+    weights: str
+    data: str
+    num_images: int
+    loader: str
+    num_replicas: int
+    notes: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, object]:
+        """Returns the same as values for JSON."""
+        return dataclasses.asdict(self)
+
+
+class Evaluated(Report):
+    """The base of the reports. A subclass has `title`, the methods below and these attributes.
+
+    Attributes:
+      about: what was evaluated.
+      scores: the results of one of the functions in scores.py, by name.
+      if_not_finite: a sentence on how images count whose outputs are infinite or NaN.
+    """
+
+    about: About
+    scores: dict[str, np.ndarray]
+    if_not_finite: str
+
+    @property
+    def title(self) -> str:
+        """One line that says the result."""
+        raise NotImplementedError
+
+    def sections(self, *, whole: bool) -> Iterable[Section]:
+        """Returns the sections in order; only if `whole`, tables have all rows of a page."""
+        raise NotImplementedError
+
+    @property
+    def worst(self) -> np.ndarray:
+        """The places of all images, the worst first: [images] int64."""
+        raise NotImplementedError
+
+    def captions(self, ids: Sequence[int]) -> list[tuple[str, ...]]:
+        """Returns the lines under some images in a picture of them."""
+        raise NotImplementedError
+
+    def with_notes(self, notes: Iterable[str]) -> "Evaluated":
+        """Returns the report with these notes."""
+        return dataclasses.replace(self, about=dataclasses.replace(self.about, notes=(*notes,)))
+
+    def write_files(self, folder: pathlib.Path) -> None:
+        """Writes the report's own files, except `report.html` and `metrics.json`."""
+        raise NotImplementedError
+
+    def parts(self) -> Iterable[Part]:
+        """Returns the parts for a terminal."""
+        yield self.title
+        for _, parts in self.sections(whole=False):
+            yield from (each for each in parts if not isinstance(each, Picture))
+
+    def as_json(self) -> str:
+        """Returns the report as JSON. A figure that does not exist is null."""
+        return json.dumps(without_nan(self.as_dict()), indent=2)
+
+    def write(self, folder: pathlib.Path) -> None:
+        """Writes all files into an empty folder.
+
+        Raises:
+          OSError: a file cannot be written.
+        """
+        self.write_files(folder)
+        (folder / "metrics.json").write_text(f"{self.as_json()}\n", encoding="utf-8")
+        sections = [
+            f"<h2>{as_html(heading)}</h2>\n"
+            + "\n".join(f"<div>{_html(each, folder)}</div>" for each in parts)
+            for heading, parts in self.sections(whole=True)
+        ]
+        page = PAGE.format(title=as_html(self.title), sections="\n".join(sections))
+        (folder / "report.html").write_text(page, encoding="utf-8")
+
+    def about_section(self) -> Section:
+        """Returns the section on what was evaluated."""
+        about = self.about
+        replicas = f"{about.num_replicas} replica{'' if about.num_replicas == 1 else 's'}"
+        rows = [
+            ("run", about.workdir),
+            ("weights", about.weights),
+            ("images", f"{about.num_images:,}, {about.data}"),
+            ("computed", f"by {replicas}, with the loader {about.loader}"),
+            *(("note", each) for each in about.notes),
+        ]
+        return "What was evaluated", [Notes(rows)]
+
+
+def write_csv(path: pathlib.Path, heads: Sequence[str], rows: Iterable[Sequence]) -> None:
+    """Writes a table. A number that is NaN becomes an empty cell; all digits are kept.
+
+    A file name that is not valid UTF-8 keeps its bytes.
+    """
+    with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(heads)
+        writer.writerows([_cell(each) for each in row] for row in rows)
+
+
+def write_figure(path: pathlib.Path, figure, *, dpi: int) -> None:
+    """Writes a Matplotlib figure as a PNG, without the time and the version."""
+    data = io.BytesIO()
+    figure.savefig(data, format="png", dpi=dpi, metadata={"Software": None})
+    path.write_bytes(data.getvalue())
+
+
+def without_nan(value):
+    """Returns nested values with None in place of numbers that are infinite or NaN."""
+    if isinstance(value, dict):
+        return {name: without_nan(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def percent(value: float | None) -> str:
+    """Returns a ratio as text: 98.61%; "" if there is none."""
+    return "" if value is None or math.isnan(value) else f"{value:.2%}"
+
+
+def _cell(value) -> object:
+    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else value
+
+
+def _html(part: Part | Picture, folder: pathlib.Path) -> str:
+    if not isinstance(part, Picture):
+        return html_of(part)
+    data = base64.b64encode((folder / part.file).read_bytes()).decode()
+    return f'<img src="data:image/png;base64,{data}" alt="{as_html(part.shows)}">'

@@ -1,0 +1,288 @@
+"""Evaluates a run's model image by image, and writes a report into the run's workdir.
+
+    report, folder = evaluate(pathlib.Path("runs/a"), Asked(split="test"))
+    print(report)
+
+The network runs over the images with the run's loader and strategy, and each image counts once on
+any number of replicas. The report is written to `evaluation/1`, `evaluation/2` and so on.
+"""
+
+import contextlib
+import logging
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+
+from tfaccel.common.disk_errors import not_written
+from tfaccel.common.errors import RunError, UserError
+from tfaccel.common.redact import shown
+from tfaccel.common.run_log import summary
+from tfaccel.common.tables import counted
+from tfaccel.config import Config
+from tfaccel.data.distribute import Loader
+from tfaccel.data.there import places
+from tfaccel.experiment.evaluate import scores as scores_lib
+from tfaccel.experiment.evaluate.asked import Asked
+from tfaccel.experiment.evaluate.class_report import ClassReport
+from tfaccel.experiment.evaluate.mask_report import MaskReport
+from tfaccel.experiment.evaluate.opened import (
+    checkpoint_of,
+    model_of_checkpoint,
+    model_of_export,
+    names_of,
+    source_of,
+    trained_class_names,
+)
+from tfaccel.experiment.evaluate.page import About, Evaluated
+from tfaccel.experiment.evaluate.restored_report import RestoredReport
+from tfaccel.experiment.open_data import open_loader
+from tfaccel.experiment.scored import scored
+from tfaccel.experiment.train import steps_in_execution
+from tfaccel.export import card
+from tfaccel.process import waits
+from tfaccel.run import Run
+from tfaccel.runtime.cluster import check_one_process, find
+from tfaccel.training.callbacks.ema import averages_of
+from tfaccel.training.logs import contact_sheet
+from tfaccel.training.workdir import next_version, read_config
+
+log = logging.getLogger("tfaccel")
+
+NUM_NAMED = 5  # the likeliest classes of each image
+NUM_PICTURED = 24  # images in worst.png
+
+
+def evaluate(
+    workdir: pathlib.Path, asked: Asked, *, out: pathlib.Path | None = None
+) -> tuple[Evaluated, pathlib.Path]:
+    """Evaluates a run and returns the report and its folder.
+
+    Args:
+      workdir: the workdir of a run of `tfaccel train`, which may still be training.
+      asked: which images, which weights, and how to compute.
+      out: the folder for versions 1, 2, 3 and so on; None for `evaluation` in the workdir.
+
+    Raises:
+      UserError: the workdir has no run or no checkpoint, the data are gone or have other classes,
+        or a file cannot be read.
+      RunError: the report cannot be written.
+    """
+    config = asked.applied_to(read_config(workdir))
+    cluster = find(os.environ)
+    check_one_process(cluster, "evaluate")
+    if asked.export is not None:
+        names, words = _names_in(asked.export), f"the export in {asked.export}"
+    else:
+        names = trained_class_names(workdir)
+        snapshot, words = checkpoint_of(workdir, config, asked)
+    run = Run(config.runtime, cluster)
+    source = source_of(config, asked, names)
+    loader = open_loader(run, config, "test", source=source)
+    with contextlib.ExitStack() as stack:
+        if asked.export is not None:
+            model = model_of_export(run, config, loader.data, asked.export)
+        else:
+            model = model_of_checkpoint(run, config, loader.data, snapshot)
+            if config.train.ema_momentum is not None and asked.weights != "trained":
+                stack.enter_context(averages_of(model))
+                words += ", with the average of the weights"
+        summary("evaluate: %s", words)
+        report = _report(run, config, model, loader, workdir, asked, source, words)
+        folder = out or workdir / "evaluation"
+        picture = lambda path: _write_worst(run, config, model, loader, report, path)  # noqa: E731
+        return report, _written(report, folder.absolute(), picture)
+
+
+def _names_in(export: pathlib.Path) -> tuple[str, ...]:
+    return tuple(map(str, card.read(export)["class_names"]))
+
+
+def _report(
+    run: Run,
+    config: Config,
+    model: keras.Model,
+    loader: Loader,
+    workdir: pathlib.Path,
+    asked: Asked,
+    source,
+    weights: str,
+) -> Evaluated:
+    """Returns the report, from the scores of all images."""
+    num_outputs = model.output_shape[-1]
+    images = loader.data.images
+    is_mask = loader.data.source.targets is not None and images.targets == "mask"
+    if loader.data.source.targets is None:
+        function = scores_lib.Classes(min(NUM_NAMED, num_outputs))
+    elif is_mask:
+        function = scores_lib.Masks(num_outputs, images.ignore_class)
+    else:
+        function = scores_lib.Restored(images.std)
+    per_execution = steps_in_execution(
+        config.train, run.runtime.devices[0], num_steps=loader.num_batches
+    )
+    with waits.on("evaluating the images"):
+        model = scored(run, model, function, per_execution=per_execution)
+        scores = model.predict(loader, verbose=0)
+    read = _read(loader)
+    image_names = names_of(loader.data.found)
+    image_names = [image_names[each] for each in read.tolist()]
+    unread = _left_out(names_of(source), image_names)
+    about = About(
+        workdir=str(workdir),
+        weights=weights,
+        data=_data_in_words(config, asked),
+        num_images=len(image_names),
+        loader=loader.data.loader,
+        num_replicas=run.strategy.num_replicas_in_sync,
+        unread=tuple(unread),
+    )
+    if is_mask:
+        _check_values(scores["num_beyond"], image_names, num_outputs)
+        names = [str(each) for each in range(num_outputs)]
+        report = MaskReport(about, names, image_names, scores)
+    elif loader.data.source.targets is not None:
+        report = RestoredReport(about, image_names, scores)
+    else:
+        names = card.completed(loader.class_names, num_outputs)
+        labels = loader.data.source.labels[read]
+        report = ClassReport(about, names, image_names, labels, scores)
+    return report.with_notes(_notes(workdir, report))
+
+
+def _check_values(num_beyond: np.ndarray, names: list[str], num_classes: int) -> None:
+    """Raises UserError if masks have values that are no class."""
+    bad = np.flatnonzero(num_beyond)
+    if len(bad):
+        raise UserError(
+            f"the masks of {counted(len(bad), 'image')} have values above {num_classes - 1}, the "
+            f"largest class of the model, first that of {names[bad[0]]} ({num_beyond[bad[0]]:,} "
+            "pixels); number the classes from 0, or train with data.ignore_class for pixels "
+            "without a class"
+        )
+
+
+def _read(loader: Loader) -> np.ndarray:
+    """Returns the indices of the examples that have scores: [n] int64, in order.
+
+    An image that could be read at the start may have become unreadable since.
+    """
+    every = np.arange(loader.num_examples)
+    return np.delete(every, np.array(sorted(loader.lost), int))
+
+
+def _left_out(names: list[str], read: list[str]) -> list[str]:
+    """Returns the names that are missing in `read`, which has the others in the same order."""
+    if len(names) == len(read):
+        return []
+    missing, others = [], iter(read)
+    following = next(others, None)
+    for name in names:
+        if name == following:
+            following = next(others, None)
+        else:
+            missing.append(name)
+    return missing
+
+
+def _data_in_words(config: Config, asked: Asked) -> str:
+    where = places(config.data, asked.split)[0]
+    if asked.data is not None:
+        return f"in {where}"
+    of = f"the {'training' if asked.split == 'train' else 'test'} images of the run"
+    return f"{of}, a part of {where}" if config.data.splits else f"{of}, in {where}"
+
+
+def _notes(workdir: pathlib.Path, report: Evaluated) -> Iterator[str]:
+    """Yields sentences on what a reader of the figures has to know."""
+    if not (workdir / "result.json").is_file():
+        yield (
+            "The run has not finished, or was stopped: there is no result.json in its workdir. "
+            "These are the figures of the weights that it has saved so far."
+        )
+    if unread := report.about.unread:
+        yield (
+            f"{counted(len(unread), 'image')} cannot be read and count in no figure, e.g. "
+            f"{unread[0]}. The last rows of images.csv name them."
+        )
+    if num := int((~report.scores["is_finite"]).sum()):
+        yield (
+            f"The outputs for {counted(num, 'image')} are infinite or NaN. {report.if_not_finite} "
+            "Look at their pixels, and at the loss of the training."
+        )
+    if isinstance(report, ClassReport) and (empty := report.empty_classes):
+        yield (
+            f"{len(empty)} of {len(report.names)} classes have no image here: "
+            f"{', '.join(empty[:5])}{', ...' if len(empty) > 5 else ''}. They have no recall, and "
+            "count in the macro F1 only if the model takes an image for one of them."
+        )
+
+
+def _write_worst(
+    run: Run, config: Config, model, loader: Loader, report: Evaluated, path: pathlib.Path
+) -> None:
+    """Writes a sheet of the worst images, with the masks or images of data of pairs beside them."""
+    places_of_worst = report.worst[:NUM_PICTURED]
+    ids, images = _read(loader)[places_of_worst], loader.data.images
+    few = open_loader(
+        run,
+        config,
+        "test",
+        source=loader.data.source.taken(ids),  # decoded already, if the loader keeps images
+        loader=loader.data.loader,
+        stored_size=None,
+        bad_files="error",
+    )
+    is_mask = isinstance(report, MaskReport)
+    function = scores_lib.shown_masks if is_mask else scores_lib.shown
+    found = scored(run, model, function).predict(few, verbose=0)
+    pixels = contact_sheet.in_unit_range(found["inputs"], images)
+    others = {}
+    if loader.data.source.targets is not None:
+        both = found["targets"], found["outputs"]
+        if is_mask:
+            both = (contact_sheet.colors_of(each[..., 0]) for each in both)
+        else:
+            both = (contact_sheet.in_unit_range(each, images) for each in both)
+        others = dict(zip(("targets", "answers"), both, strict=True))
+    captions = report.captions(places_of_worst.tolist())
+    contact_sheet.write(path, pixels, captions, **others)
+
+
+def _written(report: Evaluated, folder: pathlib.Path, write_worst) -> pathlib.Path:
+    """Writes the report as the folder's next version, completely or not at all; returns its path.
+
+    Raises:
+      RunError: it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = pathlib.Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder))
+        try:
+            unfinished.chmod(0o755)
+            with waits.on("drawing and writing the report"):
+                write_worst(unfinished / "worst.png")
+                report.write(unfinished)
+            return _named(unfinished, folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)  # after a success it no longer exists
+    except OSError as error:
+        raise RunError(
+            f"the report in {shown(str(folder))} {not_written(error, folder)}, or give another "
+            "folder by --out"
+        ) from error
+
+
+def _named(unfinished: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+    while True:
+        version = next_version(folder)
+        try:
+            unfinished.rename(version)
+            return version
+        except OSError:
+            if not version.exists():  # else another process has just taken the number
+                raise

@@ -1,0 +1,187 @@
+"""A long CSV file that is written in pieces, so that a stopped program continues where it was.
+
+Each piece has the same number of rows and is a file of its own, which is written completely or not
+at all. When the last piece is there, all of them become the one file. Needs no TensorFlow.
+
+    pieces = Pieces(path, heads, num_rows=10**6, settings={...}, rows_per_piece=4096)
+    with pieces.held():
+        pieces.start                    # the first row that is missing: 0 for a new file
+        for row in rows[pieces.start :]:
+            pieces.add(row)
+        pieces.join()
+
+    answers.csv                         the whole file; it appears at the end
+    answers.csv.pieces/settings.json    what the rows were computed from
+    answers.csv.pieces/00000000.csv     rows 0 to 4,095
+    answers.csv.pieces/lock             held by the process that writes
+"""
+
+import contextlib
+import csv
+import fcntl
+import io
+import json
+import os
+import pathlib
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from tfaccel.common.disk_errors import not_written
+from tfaccel.common.errors import RunError, UserError
+from tfaccel.common.own_files import open_own, replace
+from tfaccel.common.regular_file import read_regular
+
+SETTINGS, LOCK = "settings.json", "lock"
+_PIECE = re.compile(r"\d{8}\.csv")
+
+
+class Pieces:
+    """The pieces of one CSV file.
+
+    Attributes:
+      start: the first row that is not in a piece yet, a multiple of the rows of a piece or the
+        number of all rows.
+    """
+
+    def __init__(
+        self,
+        path: pathlib.Path,
+        heads: Sequence[str],
+        *,
+        num_rows: int,
+        settings: Mapping[str, object],
+        rows_per_piece: int,
+    ):
+        """Touches nothing on the disk; `held` does.
+
+        Args:
+          path: the CSV file, which does not exist yet.
+          heads: the names of the columns.
+          num_rows: the number of all rows.
+          settings: JSON-ready facts that decide the rows. Pieces with other ones are not continued.
+          rows_per_piece: the rows of each piece but the last.
+        """
+        self._path, self._folder = path, path.with_name(f"{path.name}.pieces")
+        self._heads, self._num_rows, self._rows_per_piece = heads, num_rows, rows_per_piece
+        own = {"rows": num_rows, "rows_per_piece": rows_per_piece, "columns": list(heads)}
+        self._settings = json.loads(json.dumps(own | dict(settings)))
+        self.start, self._rows = 0, []
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator["Pieces"]:
+        """Creates the folder or continues in it, and keeps other processes out within the context.
+
+        Raises:
+          UserError: the file exists, or the folder has pieces of other rows, or is not ours.
+          RunError: another process writes there, or the folder cannot be written.
+        """
+        if self._path.exists():
+            raise UserError(f"output {self._path} exists; give a new file")
+        with self._errors_in_words():
+            self._folder.mkdir(exist_ok=True)
+            lock = open_own(self._folder / LOCK, os.O_RDWR | os.O_CREAT)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(
+                    f"another process writes to {self._folder}; wait for it, or give another output"
+                ) from None
+            self._begin()
+            yield self
+        finally:
+            os.close(lock)
+
+    def add(self, row: Sequence[object]) -> None:
+        """Adds the next row; a full piece is written.
+
+        Raises:
+          RunError: it cannot be written, for example because the disk is full.
+        """
+        self._rows.append(row)
+        is_last = self.start + len(self._rows) == self._num_rows
+        if len(self._rows) == self._rows_per_piece or is_last:
+            with self._errors_in_words():
+                replace(self._piece(self.start), _as_csv(self._rows))
+            self.start, self._rows = self.start + len(self._rows), []
+
+    def count(self, wanted: Callable[[list[str]], bool]) -> int:
+        """Returns how many written rows are wanted, also of those that an earlier process wrote."""
+        number = 0
+        for row in range(0, self.start, self._rows_per_piece):
+            with open(self._piece(row), newline="", encoding="utf-8", errors="replace") as file:
+                number += sum(map(wanted, csv.reader(file)))
+        return number
+
+    def join(self) -> None:
+        """Makes the one file of all pieces, and removes them.
+
+        Raises:
+          RunError: it cannot be written.
+        """
+        unfinished = self._folder / "whole.csv"
+        with self._errors_in_words():
+            with open(open_own(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+                file.write(_as_csv([self._heads]))
+                for row in range(0, self._num_rows, self._rows_per_piece):
+                    with open(self._piece(row), "rb") as piece:
+                        shutil.copyfileobj(piece, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, self._path)
+            shutil.rmtree(self._folder)
+
+    def _begin(self) -> None:
+        """Checks what an earlier process left, and finds the first row that is missing."""
+        settings = self._folder / SETTINGS
+        ours = [LOCK, SETTINGS, "whole.csv"]
+        with self._errors_in_words():
+            there = [each for each in os.listdir(self._folder) if each not in ours]
+            foreign = [each for each in there if not _PIECE.fullmatch(each.lstrip(".")[:12])]
+            if foreign:
+                raise UserError(
+                    f"{self._folder} holds {foreign[0]}, which is no piece of an output; give "
+                    "another output"
+                )
+            if settings.exists():
+                self._check(read_regular(settings))
+            else:
+                replace(settings, (json.dumps(self._settings, indent=2) + "\n").encode())
+            starts = range(0, self._num_rows, self._rows_per_piece)
+            missing = (each for each in starts if not self._piece(each).is_file())
+            self.start = next(missing, self._num_rows)
+
+    def _check(self, written: bytes) -> None:
+        try:
+            before = json.loads(written)
+        except ValueError:
+            before = None
+        if not isinstance(before, dict):
+            raise UserError(f"{self._folder / SETTINGS} is damaged; remove {self._folder}")
+        names = [name for name in self._settings if before.get(name) != self._settings[name]]
+        if names:
+            raise UserError(
+                f"{self._folder} has the first part of another output: its {', '.join(names)} "
+                "differ; give the same files and flags to continue it, or remove it to start again"
+            )
+
+    def _piece(self, row: int) -> pathlib.Path:
+        return self._folder / f"{row // self._rows_per_piece:08d}.csv"
+
+    @contextlib.contextmanager
+    def _errors_in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RunError(
+                f"output {self._path} {not_written(error, self._path.parent)}; then run the same "
+                "command again, which continues"
+            ) from error
+
+
+def _as_csv(rows: Sequence[Sequence[object]]) -> bytes:
+    """Returns rows as bytes. A file name that is not valid UTF-8 keeps its bytes."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode("utf-8", "surrogateescape")

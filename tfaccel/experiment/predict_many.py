@@ -1,0 +1,332 @@
+"""Predicts the classes of very many image files with an export, and writes them to a CSV file.
+
+The files go through a loader, which decodes in threads or on the GPU, and the network runs on all
+replicas. The file is written in pieces: the same call continues what a stopped one has begun, and
+the result has the same bytes as that of an uninterrupted call on the same devices.
+
+    num_errors = predict_many(folder_of_export, files, pathlib.Path("answers.csv"), top=3)
+"""
+
+import collections
+import dataclasses
+import hashlib
+import logging
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfaccel.common.errors import UserError
+from tfaccel.common.run_log import summary
+from tfaccel.common.tables import counted
+from tfaccel.config import AugmentConfig, ImageConfig, RuntimeConfig
+from tfaccel.data.distribute import Loader
+from tfaccel.data.scan.examine import BAD
+from tfaccel.data.scan.files import scan_files, smallest_window
+from tfaccel.data.shards import Plan
+from tfaccel.data.source import Blobs, ImageSource, UnreadableError
+from tfaccel.experiment.pieces import Pieces
+from tfaccel.experiment.scored import scored
+from tfaccel.export import card
+from tfaccel.export.answers import Answers
+from tfaccel.process import waits
+from tfaccel.run import Run
+from tfaccel.runtime.cluster import check_one_process, find
+
+log = logging.getLogger("tfaccel")
+
+BATCH = 256  # images of a step over all replicas, about
+ROWS_PER_PIECE = 4096  # a second of work on a fast GPU, and 0.4 MB
+LATE = 2  # executions that the devices may be ahead of the file
+PRECISIONS = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
+NOT_FINITE = "the model's outputs are infinite or NaN"
+
+
+def predict_many(
+    folder: pathlib.Path,
+    files: Sequence[str],
+    output: pathlib.Path,
+    *,
+    top: int,
+    loader: str | None = None,
+    gpu_ids: Sequence[int] | None = None,
+    global_batch_size: int | None = None,
+) -> int:
+    """Writes a row for each file and returns how many files have an error in place of classes.
+
+    Args:
+      folder: the folder of an export of a classifier, with its model.keras.
+      files: the paths of the images, each once.
+      output: a new .csv file.
+      top: the likeliest classes in a row.
+      loader: "dali_gpu", "dali_cpu" or "tf_data"; None for DALI on the device.
+      gpu_ids: indices of the GPUs; () for the CPU; None for all GPUs.
+      global_batch_size: images of a step over all replicas; None for about `BATCH`.
+
+    Raises:
+      UserError: the export does not suit, or the output belongs to other files or flags.
+      RunError: the output cannot be written.
+    """
+    export = _Export.read(folder)
+    top = min(top, len(export.class_names))
+    paths = [os.path.abspath(each) for each in files]
+    cluster = find(os.environ)
+    check_one_process(cluster, "predict --output")
+    run = Run(RuntimeConfig(gpu_ids=gpu_ids, precision=export.precision), cluster)
+    num_replicas, device = run.strategy.num_replicas_in_sync, run.runtime.devices[0]
+    loader = loader or ("dali_cpu" if device.cuda_ordinal is None else "dali_gpu")
+    batch = global_batch_size or max(1, BATCH // num_replicas) * num_replicas
+    heads = [f"{name}_{each}" for each in range(1, top + 1) for name in ("class", "probability")]
+    pieces = Pieces(
+        output,
+        ("image", *heads, "error"),
+        num_rows=len(files),
+        rows_per_piece=ROWS_PER_PIECE,
+        settings={
+            "files": _digest(map(os.fsencode, paths)),
+            "model": _digest([export.file.read_bytes()]),
+            "classes": list(export.class_names),
+            # Others would round differently.
+            "computed by": [num_replicas, device.cuda_ordinal is not None, loader, batch],
+        },
+    )
+    with pieces.held():
+        if pieces.start:
+            summary("predict: continues after %s", counted(pieces.start, "image"))
+        source = ImageSource(Blobs(paths), np.zeros(len(paths), np.int32), ("unknown",))
+        report = scan_files(
+            source,
+            num_workers=run.runtime.loader_threads * num_replicas,
+            progress=True,
+            smallest=smallest_window(export.images, export.augment),
+        )
+        faults = {each.id: each for each in report.faults if each.severity == BAD}
+        reasons = {number: f"{each.kind}: {each.cause}" for number, each in faults.items()}
+        good = np.delete(np.arange(len(paths)), report.bad_ids)
+        rows = _Rows(pieces, files, reasons, good, export.class_names, top)
+        if rows.next_good < len(good):
+            images = run.loader(
+                source.taken(good),
+                augment=export.augment,
+                **dataclasses.asdict(export.images)
+                | {"loader": loader, "global_batch_size": batch, "batch_per_replica": None},
+            )
+            _predict(run, export, images, rows, top)
+        rows.finish()
+        num_errors = pieces.count(lambda row: row[-1] != "")
+        pieces.join()
+    summary("predict: %s in %s, %d with an error", counted(len(files), "row"), output, num_errors)
+    return num_errors
+
+
+def _predict(run: Run, export: "_Export", images: Loader, rows: "_Rows", top: int) -> None:
+    """Runs the network from the first batch that has a missing row on."""
+    with run.scope():
+        model = export.load()
+    step = rows.next_good // images.data.plan.global_batch_size
+    images.start_at(epoch=0, step=step)
+    rows.skip_before(step * images.data.plan.global_batch_size)
+    with waits.on("predicting the images"):
+        named = scored(run, model, _Named(export.answers, top))
+        collect = _Collect(rows.take, images.data.plan, step)
+        try:
+            named.predict(images, steps=images.num_batches - step, callbacks=[collect], verbose=0)
+        except UnreadableError as error:  # it could be read when all files were checked
+            raise UserError(
+                f"{error} (the rows so far are kept; run the same command again, which continues "
+                "and writes an error into the row of such a file)"
+            ) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class _Export:
+    """What the card of an export says of its model.
+
+    Attributes:
+      file: model.keras.
+      class_names: of all outputs, in order.
+      answers: from outputs to probabilities.
+      images: size, channels and normalization.
+      augment: the window.
+      precision: the dtype policy.
+    """
+
+    file: pathlib.Path
+    class_names: tuple[str, ...]
+    answers: Answers
+    images: ImageConfig
+    augment: AugmentConfig
+    precision: str
+
+    @classmethod
+    def read(cls, folder: pathlib.Path) -> "_Export":
+        """Reads the card.
+
+        Raises:
+          UserError: the export is not that of a classifier of images, has no model.keras, or was
+            written by a tfaccel that noted less.
+        """
+        facts, file = card.read(folder), folder / "model.keras"
+        if facts.get("answers") not in ("logits", "probabilities") or not facts["class_names"]:
+            raise UserError(
+                f"{folder} does not predict the classes of image files; expected an export made "
+                "with a loader of labelled images, as `tfaccel train` makes it"
+            )
+        if not file.is_file():
+            raise UserError(
+                f"{folder} has no model.keras, because Keras cannot rebuild its model; predict "
+                "without --output, which asks the SavedModel"
+            )
+        pixels = facts["preprocessing"]
+        if facts.get("exclusive") is None:
+            raise UserError(
+                f"{folder} was exported by an earlier tfaccel, which did not note how its outputs "
+                "become probabilities; export it again, or predict without --output"
+            )
+        if pixels["stored_size"]:
+            raise UserError(
+                f"{folder} resizes images to {pixels['stored_size']} before it takes the window "
+                "(data.stored_size), which a loader of files does not; predict without --output"
+            )
+        images = ImageConfig(
+            image_size=pixels["image_size"],
+            channels=3 if pixels["channels"] == "RGB" else 1,
+            mean=pixels["mean"],
+            std=pixels["std"],
+        )
+        window = {"window": pixels["window"]}
+        if pixels["window"] == "resized_center_crop":
+            window["center_fraction"] = pixels["center_fraction"]
+        return cls(
+            file,
+            tuple(map(str, facts["class_names"])),
+            Answers(facts["answers"], exclusive=facts["exclusive"]),
+            images,
+            AugmentConfig(**window),
+            PRECISIONS.get(facts["computes_in"], "float32"),
+        )
+
+    def load(self) -> keras.Model:
+        """Returns the model, in the current scope."""
+        try:
+            return keras.saving.load_model(self.file, compile=False)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise UserError(f"{self.file} cannot be loaded ({error}); export it again") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class _Named:
+    """Gives the likeliest classes of the rows of a batch, on their replica.
+
+    They are [rows, top] int32, their probabilities, [rows, top] float32, and whether all
+    probabilities of a row are finite, [rows] bool.
+    """
+
+    answers: Answers
+    top: int
+
+    def __call__(self, inputs, targets, outputs) -> tuple:
+        chances = self.answers(outputs)["probabilities"]
+        values, classes = ops.top_k(chances, self.top)
+        is_finite = ops.all(ops.isfinite(chances), axis=-1)
+        # A tuple, because Keras makes numbers of what a dict passes to callbacks.
+        return ops.cast(classes, "int32"), values, is_finite
+
+
+class _Collect(keras.callbacks.Callback):
+    """Passes the results of each batch on, without padding rows, while later batches run."""
+
+    def __init__(self, take: Callable[..., None], plan: Plan, first_step: int):
+        """Takes the consumer, the plan of the batches, and the number of the first batch."""
+        super().__init__()
+        self._take, self._plan, self._step = take, plan, first_step
+        self._waiting = collections.deque()
+
+    def on_predict_batch_end(self, batch, logs=None):
+        """Keeps the newest results, which the device may still compute, and passes older ones."""
+        self._waiting.append(logs["outputs"])
+        while len(self._waiting) > LATE:
+            self._pass_on()
+
+    def on_predict_end(self, logs=None):
+        """Passes the rest."""
+        while self._waiting:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        outputs = [np.asarray(each) for each in self._waiting.popleft()]
+        masks, num_rows = [], 0
+        while num_rows < len(outputs[0]):
+            for replica in range(self._plan.num_replicas):
+                masks.append(self._plan.real(epoch=0, step=self._step, replica_index=replica))
+                num_rows += len(masks[-1])
+            self._step += 1
+        is_real = np.concatenate(masks)
+        self._take(*(each[is_real] for each in outputs))
+
+
+class _Rows:
+    """Puts answers and errors in the order of the files.
+
+    Attributes:
+      next_good: the place among the readable files of the next one without a row.
+    """
+
+    def __init__(
+        self,
+        pieces: Pieces,
+        files: Sequence[str],
+        reasons: dict[int, str],
+        good: np.ndarray,
+        class_names: Sequence[str],
+        top: int,
+    ):
+        """Takes where to write, the files, why some cannot be read, and which can be."""
+        self._pieces, self._files, self._reasons, self._good = pieces, files, reasons, good
+        self._names, self._top, self._skip = class_names, top, 0
+        self._next = pieces.start  # the next row of all
+        self.next_good = int(np.searchsorted(good, self._next))
+
+    def skip_before(self, first_good: int) -> None:
+        """Says that the answers begin with an earlier file, whose row is already written."""
+        self._skip = self.next_good - first_good
+
+    def take(self, classes: np.ndarray, values: np.ndarray, is_finite: np.ndarray) -> None:
+        """Takes the answers for the next readable files: the results of `_Named`."""
+        skip = min(self._skip, len(classes))
+        self._skip -= skip
+        columns = (each[skip:].tolist() for each in (classes, values, is_finite))
+        for likeliest, chances, is_known in zip(*columns, strict=True):
+            self._errors_before(int(self._good[self.next_good]))
+            if is_known:
+                pairs = zip(likeliest, chances, strict=True)
+                cells = [
+                    each for one, chance in pairs for each in (self._names[one], f"{chance:.7g}")
+                ]
+                self._add(cells, "")
+            else:
+                self._add([""] * (2 * self._top), NOT_FINITE)
+            self.next_good += 1
+        waits.reached(f"{self._next:,} of {len(self._files):,} images")
+
+    def finish(self) -> None:
+        """Writes the rows after the last readable file."""
+        self._errors_before(len(self._files))
+
+    def _errors_before(self, row: int) -> None:
+        while self._next < row:
+            self._add([""] * (2 * self._top), self._reasons[self._next])
+
+    def _add(self, cells: list[str], error: str) -> None:
+        self._pieces.add((self._files[self._next], *cells, error))
+        self._next += 1
+
+
+def _digest(parts) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for each in parts:
+        digest.update(each + b"\0")
+    return digest.hexdigest()
