@@ -42,6 +42,7 @@ from tfaccel.config import (
     RuntimeConfig,
     StepConfig,
 )
+from tfaccel.config.images import SAMPLINGS
 from tfaccel.config.presets import preset
 from tfaccel.data import sources, user_examples
 from tfaccel.data.distribute import Loader
@@ -227,6 +228,7 @@ class Run:
         shuffle: bool = False,
         augment: AugmentConfig | str = "none",
         dali: DaliConfig | None = None,
+        sampling: str = "uniform",
         **images,
     ) -> Loader:
         """Returns a loader over images, ready for `fit`, `evaluate` and `predict`.
@@ -242,6 +244,8 @@ class Run:
           shuffle: whether every epoch has a new order. The order depends only on seed and epoch.
           augment: a preset's name, `tfaccel.preset(name, ...)` with changes, or an AugmentConfig.
           dali: DALI's settings.
+          sampling: "uniform", or for training "balanced" or "square_root", which show images of
+            rare classes more often: see `sampling` of `tfaccel.config.DataConfig`.
           **images: fields of `tfaccel.ImageConfig`: image_size, channels, mean, std,
             global_batch_size or batch_per_replica, last_batch, loader, stored_size, bad_files,
             targets.
@@ -250,6 +254,7 @@ class Run:
           UserError: a setting is not valid, or the images cannot be used.
         """
         check_flag("shuffle", shuffle)
+        check_choice("sampling", sampling, SAMPLINGS)
         images = _config("loader", ImageConfig, images)
         dali = DaliConfig() if dali is None else dali
         _check_source(source)
@@ -270,6 +275,7 @@ class Run:
             num_local=self.cluster.num_local,
             num_threads=num_threads,
             dali=dali,
+            sampling=sampling,
         )
         if data.pixel_range not in self._logged_ranges:  # training and test mostly share a range
             self._logged_ranges.add(data.pixel_range)
@@ -295,7 +301,8 @@ class Run:
     ) -> Verdict:
         """Checks in two dry epochs the loader that `loader` would return.
 
-        It checks that each epoch has each example once, in a new order if `shuffle` is True; that
+        It checks that each epoch has each example once, in a new order if `shuffle` is True (or
+        with `sampling`, as many examples of each class as it says); that
         no two replicas read the same example; and that each example has its own random draws.
 
         Args:
@@ -319,6 +326,7 @@ class Run:
             functools.partial(self.loader, shuffle=shuffle, **settings),
             shuffle=shuffle,
             last_batch=settings.get("last_batch", ImageConfig.last_batch),
+            sampling=settings.get("sampling", "uniform"),
         )
 
     def examples(

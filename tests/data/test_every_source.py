@@ -1,5 +1,6 @@
 """Each source through `run.loader`, to the end of an epoch, on the CPU, one GPU and two."""
 
+import dataclasses
 import os
 import pathlib
 import shutil
@@ -12,6 +13,8 @@ import tensorflow as tf
 
 import tfaccel
 from tfaccel import preset, sources
+from tfaccel.config import DataConfig
+from tfaccel.experiment.open_data import open_source
 
 NUM_SYNTHETIC = 23
 
@@ -185,3 +188,22 @@ def test_kept_in_gpu_memory_is_what_is_decoded_anew(photos):
     for (x, y), (other, labels) in zip(kept, anew, strict=True):
         np.testing.assert_array_equal(y, labels)
         assert np.abs(x - other).mean() < 0.01
+
+
+@pytest.mark.parametrize(
+    ("kind", "write", "pattern"),
+    [("tfrecord", write_tfrecords, "train-*"), ("webdataset", write_tars, "train-*.tar")],
+)
+def test_a_config_chooses_classes_of_shards(photos, tmp_path, kind, write, pattern):
+    """The names are those of the numbers, of which there are four here."""
+    folder = sources.class_folders(photos)
+    folder = dataclasses.replace(folder, labels=np.arange(len(folder), dtype=np.int32) % 4)
+    whole = write(folder, tmp_path / kind)
+    data = DataConfig(root=str(tmp_path / kind), source=kind, train=pattern, classes="3,0")
+    found = open_source(data, "train")
+    wanted = np.flatnonzero(np.isin(whole.labels, (3, 0)))
+    assert [found.images.name(each) for each in range(len(found))] == [
+        whole.images.name(each) for each in wanted
+    ]
+    assert found.labels.tolist() == [{3: 0, 0: 1}[each] for each in whole.labels[wanted].tolist()]
+    assert found.class_names == ("3", "0")

@@ -76,7 +76,10 @@ SYNONYMS = {
     "model.thaw_epochs": "thaw_epoch unfreeze_epoch unfreeze_epochs freeze_epochs thaw unfreeze",
     "model.freeze": "freeze_layers frozen frozen_layers",
     "model.freeze=backbone": "freeze_backbone freeze_base linear_probe",
-    "model.num_outputs": "num_classes nc n_classes num_labels classes",
+    "model.num_outputs": "num_classes nc n_classes num_labels",
+    "data.classes": "class_names class_list labels_to_use only_classes names",
+    "data.sampling=balanced": "balanced_sampling sampler weighted_sampler oversample "
+    "class_balanced weighted_random_sampler balance_classes",
     "step.accumulation_steps": "accum accumulate accum_iter grad_accum grad_accum_steps "
     "gradient_accumulation_steps accumulate_grad_batches grad_accumulation",
     "step.allreduce_dtype=float16": "float16_allreduce fp16_allreduce fp16_compress_hook "

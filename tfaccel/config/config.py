@@ -54,6 +54,12 @@ class Config:
                 "model.thaw_epochs with step.nonfinite='rollback', which could not go back over a "
                 "thaw; use nonfinite='stop' or 'skip'"
             )
+        if self.data.sampling != "uniform" and self.train.class_weights != "none":
+            raise UserError(
+                f"data.sampling={self.data.sampling!r} with train.class_weights="
+                f"{self.train.class_weights!r}: both make rare classes count more, so that they "
+                "would count too much; remove one of the two"
+            )
 
 
 def all_fields() -> list[str]:

@@ -15,6 +15,7 @@ from tfaccel.common.checks import (
     is_int,
 )
 from tfaccel.common.errors import UserError
+from tfaccel.config.class_list import class_list
 from tfaccel.config.documented import documented
 
 WINDOWS = ("stretch", "resized_center_crop", "center_crop", "random_crop", "random_resized_crop")
@@ -25,6 +26,7 @@ ERASE_FILLS = ("mean", "random", "black")
 DEFAULT_BATCH = 256  # Goyal et al. 2017, arXiv:1706.02677
 LAST_BATCHES = ("pad", "drop", "repeat")
 LOADERS = ("auto", "dali_gpu", "dali_cpu", "tf_data", "memory", "cache")
+SAMPLINGS = ("uniform", "balanced", "square_root")
 SOURCES = ("folders", "csv", "tfrecord", "webdataset", "arrays", "pairs")
 # The fields that only one source uses, and those that only one window uses.
 SOURCE_ARGUMENTS = {
@@ -344,6 +346,16 @@ class DataConfig(ImageConfig):
     """The fold to test on, from 0 on."""
     split_seed: int = 0
     """Another number makes another validation part, or other folds."""
+    classes: str | Sequence[str] | None = None
+    """Names of the classes to use, in the order of their numbers, e.g. dog,cat; or a .txt file with
+    one name on each line, which is read at the start. Images of other classes are left out of
+    training and test. None uses all classes, in the order of their names."""
+    sampling: str = "uniform"
+    """How often training images come: uniform, balanced or square_root. "uniform": each image once
+    an epoch. "balanced": an epoch has equally many images of each class. "square_root": in
+    proportion to the square root of the number of images (Mahajan et al. 2018, arXiv:1805.00932).
+    The number of steps stays. An image of a class comes again only after all others of its class
+    have come, and the next epoch goes on from there. Test images are not sampled."""
     images: str = ""
     """For "csv": the folder below root in which the paths of the lists start. "" is the folder of
     each list."""
@@ -387,12 +399,24 @@ class DataConfig(ImageConfig):
         own = {"pairs": ("targets",), "csv": of_lists}
         check_only_with(self, "source", SOURCE_ARGUMENTS | own)
         self._check_split()
+        self._check_classes()
         for name in ("train_targets", "test_targets"):
             if (getattr(self, name) is None) == (self.source == "pairs"):
                 expected = "the targets' folder" if self.source == "pairs" else "None"
                 raise UserError(
                     f"{name}={getattr(self, name)!r} with source={self.source!r}; expected "
                     f"{expected}"
+                )
+
+    def _check_classes(self) -> None:
+        check_choice("sampling", self.sampling, SAMPLINGS)
+        if self.classes is not None:
+            object.__setattr__(self, "classes", class_list(self.classes))
+        for name in ("classes", "sampling") if self.source == "pairs" else ():
+            if getattr(self, name) != getattr(DataConfig, name):
+                raise UserError(
+                    f"{name}={getattr(self, name)!r} with source='pairs', whose images have no "
+                    f"classes; remove {name}"
                 )
 
     @property

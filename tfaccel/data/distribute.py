@@ -209,6 +209,12 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
                     f"{len(labels) - 1} in the order of loader.class_names, and weights"
                 )
             self._class_weight = tf.constant([float(class_weight.get(each, 1)) for each in labels])
+            if sampling := getattr(self.data.plan, "sampling", None):
+                log.warning(
+                    "data: class_weight with sampling=%s: rare classes count more by both; use one "
+                    "of them unless the weights are meant for sampled data",
+                    sampling,
+                )
         try:
             yield
         finally:

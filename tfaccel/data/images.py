@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfaccel.common.checks import check_dali
 from tfaccel.common.errors import UserError
+from tfaccel.common.run_log import summary
 from tfaccel.common.tables import in_figures
 from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig
 from tfaccel.data.choose import NUM_SAMPLED, Choice, choose_loader
@@ -27,9 +28,11 @@ from tfaccel.data.loaders.memory import DeferredStream, MemoryStream, decode_all
 from tfaccel.data.loaders.pixels import batch_spec, resizes
 from tfaccel.data.loaders.tf_data import TfDataStream
 from tfaccel.data.placement import Placement
+from tfaccel.data.sampling import ClassSampling
 from tfaccel.data.scan import files
 from tfaccel.data.shards import Plan, check_even
 from tfaccel.data.source import ArraySource, ImageSource, UnreadableError, spread
+from tfaccel.data.sources.classes import has_classes
 from tfaccel.data.sources.kinds import check_kinds
 from tfaccel.data.sources.mask_values import with_grey_masks
 from tfaccel.data.sources.pillow import image_size
@@ -100,6 +103,8 @@ class ImageData:
             f"pixels {in_figures(least, 4)} to {in_figures(largest, 4)}",
             f"loader: {self.loader}",
         ]
+        if self.plan.sampling is not None:
+            lines.append(f"sampling: {self.plan.sampling}")
         if self.source.targets is not None:
             lines.append(f"targets: {self.images.targets}")
         changed = [
@@ -216,6 +221,7 @@ def open_images(
     num_local: int,
     num_threads: int,
     dali: DaliConfig,
+    sampling: str = "uniform",
 ) -> ImageData:
     """Chooses the loader and, for "memory" and "cache", decodes the images.
 
@@ -229,11 +235,14 @@ def open_images(
       num_local: number of workers on this machine, which share its memory.
       num_threads: number of threads that scan and decode images.
       dali: DALI's settings.
+      sampling: how often an epoch has the images of each class, as in DataConfig.
 
     Raises:
       UserError: settings contradict each other, or a file cannot be used.
     """
     _check(source, images, augment)
+    if sampling != "uniform":
+        _check_sampling(source, sampling, shuffle=shuffle)
     global_batch_size = images.whole_batch(num_replicas)
     check_even(global_batch_size, num_replicas=num_replicas)  # before decoding, which takes minutes
     if images.targets == "mask" and isinstance(source, ImageSource):
@@ -270,6 +279,7 @@ def open_images(
         seed=runtime.seed,
         shuffle=shuffle,
         last_batch=images.last_batch,
+        sampling=None if sampling == "uniform" else _sampled(source, sampling),
     )
     compute_dtype = keras.DTypePolicy(runtime.precision).compute_dtype
     return ImageData(
@@ -309,6 +319,27 @@ def _check(source, images: ImageConfig, augment: AugmentConfig) -> None:
         )
     if images.targets == "mask" and source.targets is None:
         raise UserError("targets='mask' needs pairs of images, but these have labels; remove it")
+
+
+def _check_sampling(source: ImageSource | ArraySource, sampling: str, *, shuffle: bool) -> None:
+    if not has_classes(source):
+        have = "target images" if source.targets is not None else "other labels"
+        raise UserError(
+            f"sampling={sampling!r} needs images with one class each, but these have {have}; use "
+            "sampling='uniform'"
+        )
+    if not shuffle:
+        raise UserError(
+            f"sampling={sampling!r} without shuffle=True; it is for training, where each epoch has "
+            "a new order: add shuffle=True, or use sampling='uniform'"
+        )
+
+
+def _sampled(source: ImageSource | ArraySource, how: str) -> ClassSampling:
+    sampling = ClassSampling(how, source.labels)
+    said = sampling.in_words(source.class_names)
+    summary("data: sampling=%s: images of each class, in the data -> in an epoch: %s", how, said)
+    return sampling
 
 
 def _decoded(

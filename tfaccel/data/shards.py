@@ -1,7 +1,8 @@
 """Decides which replica reads which example at which step, in pure arithmetic.
 
 The order of the examples depends on (seed, epoch) alone, and step s of an epoch has the same
-examples for any number of replicas. Every batch has the same number of rows. Needs no TensorFlow.
+examples for any number of replicas. Every batch has the same number of rows. With a sampling, the
+order depends on the labels, too. Needs no TensorFlow.
 
     plan = Plan(num_examples=10, global_batch_size=4, num_replicas=2, seed=0, shuffle=True)
     plan.rows(epoch=3, step=2, replica_index=1)
@@ -10,10 +11,12 @@ examples for any number of replicas. Every batch has the same number of rows. Ne
 import dataclasses
 import functools
 import math
+import threading
 
 import numpy as np
 
 from tfaccel.common.errors import UserError
+from tfaccel.data.sampling import ClassSampling
 
 
 def epoch_order(num_examples: int, *, seed: int, epoch: int, shuffle: bool) -> np.ndarray:
@@ -25,6 +28,8 @@ def epoch_order(num_examples: int, *, seed: int, epoch: int, shuffle: bool) -> n
 
 
 _recent_order = functools.lru_cache(maxsize=4)(epoch_order)  # replicas may be in two epochs at once
+_recent_sample = functools.lru_cache(maxsize=4)(ClassSampling.order)
+_sampling = threading.Lock()  # the replicas' threads ask at once, and one of them sorts
 
 
 def part(num_rows: int, *, num_replicas: int, replica_index: int) -> slice:
@@ -70,6 +75,7 @@ class Plan:
       seed: seed of the order.
       shuffle: whether every epoch has a new order.
       last_batch: "pad", "drop" or "repeat", as in ImageConfig.
+      sampling: what draws each epoch's `num_examples` rows; None for each example once.
     """
 
     num_examples: int
@@ -78,6 +84,7 @@ class Plan:
     seed: int = 0
     shuffle: bool = False
     last_batch: str = "pad"
+    sampling: ClassSampling | None = None
 
     def __post_init__(self):
         """Checks that all replicas get equal batches, and that an epoch has a batch."""
@@ -121,7 +128,7 @@ class Plan:
           step: the step within the epoch, from 0.
           replica_index: index of the replica over all workers, from 0.
         """
-        order = _recent_order(self.num_examples, seed=self.seed, epoch=epoch, shuffle=self.shuffle)
+        order = self._order(epoch)
         positions = self.positions(step=step, replica_index=replica_index)
         ids = order[(step * self.global_batch_size + positions) % self.num_examples]
         real = self.real(epoch=epoch, step=step, replica_index=replica_index)
@@ -138,6 +145,14 @@ class Plan:
     def real(self, *, epoch: int, step: int, replica_index: int) -> np.ndarray:
         """Returns which of one replica's rows of one step are not padding: [rows] bool."""
         return np.arange(self.rows_per_replica) < len(self._own(step, replica_index))
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if self.sampling is None:
+            return _recent_order(
+                self.num_examples, seed=self.seed, epoch=epoch, shuffle=self.shuffle
+            )
+        with _sampling:
+            return _recent_sample(self.sampling, seed=self.seed, epoch=epoch)
 
     def _own(self, step: int, replica_index: int) -> np.ndarray:
         """Returns a replica's places in the step's global batch, without padding."""

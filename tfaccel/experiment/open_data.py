@@ -62,6 +62,13 @@ def _divided(data: DataConfig, source) -> tuple:
 
 
 def _whole(data: DataConfig, split: str, class_names: Sequence[str] | None = None):
+    if data.classes is None:
+        return _found(data, split, class_names)
+    # A test set may lack classes of the list. The training images show whether a name is right.
+    return sources.select_classes(_found(data, split), data.classes, may_lack=split == "test")
+
+
+def _found(data: DataConfig, split: str, class_names: Sequence[str] | None = None):
     # The training classes are those of a test set, which may lack some. None: those that are found.
     where, *targets = places(data, split)
     if data.source == "pairs":
@@ -86,7 +93,7 @@ def open_loader(run, config: Config, split: str, *, source=None, **changes) -> L
       config: the experiment.
       split: "train" or "test".
       source: a source to use in place of the config's.
-      **changes: fields of ImageConfig that differ from the config's.
+      **changes: fields of ImageConfig, or `sampling`, that differ from the config's.
 
     Raises:
       UserError: as for `open_source`.
@@ -94,6 +101,7 @@ def open_loader(run, config: Config, split: str, *, source=None, **changes) -> L
     images = {
         each.name: getattr(config.data, each.name) for each in dataclasses.fields(ImageConfig)
     }
+    images["sampling"] = config.data.sampling if split == "train" else "uniform"
     return run.loader(
         open_source(config.data, split) if source is None else source,
         shuffle=split == "train",

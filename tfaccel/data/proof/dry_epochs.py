@@ -10,6 +10,7 @@ import numpy as np
 
 from tfaccel.data.distribute import Loader
 from tfaccel.data.proof import proof
+from tfaccel.data.sampling import ClassSampling
 from tfaccel.data.source import ArraySource, ImageSource
 
 NUM_EPOCHS = 2  # two epochs show whether the order changes
@@ -22,6 +23,7 @@ def dry_epochs(
     *,
     shuffle: bool,
     last_batch: str,
+    sampling: str = "uniform",
 ) -> proof.Verdict:
     """Returns the verdict on two epochs of a loader, which has the examples' indices as labels.
 
@@ -31,16 +33,28 @@ def dry_epochs(
       make_loader: makes the loader from `source=...` and fields of ImageConfig.
       shuffle: whether each epoch should have a new order.
       last_batch: "pad", "drop" or "repeat", as in ImageConfig.
+      sampling: how often each class should come, as in DataConfig.
     """
     loader = make_loader(
-        source=_numbered(source), bad_files="error", targets="image", ignore_class=None
+        source=_numbered(source),
+        bad_files="error",
+        targets="image",
+        ignore_class=None,
+        sampling="uniform",
     )
+    by_class = None
+    if sampling != "uniform":
+        # The labels are numbers of examples here, so the plan is drawn by the source's own labels.
+        by_class = ClassSampling(sampling, source.labels)
+        plan = dataclasses.replace(loader.data.plan, sampling=by_class)
+        loader.data = dataclasses.replace(loader.data, plan=plan)
     trace = _trace(loader, this_run, NUM_EPOCHS)
     return proof.verdict(
         proof.record(trace, loader.num_batches),
         num_examples=len(source),
         shuffle=shuffle,
         last_batch=last_batch,
+        sampling=by_class,
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tfaccel.data.proof.epochs import Epoch
+from tfaccel.data.sampling import ClassSampling
 
 # Draws with so many bits of information are equal by coincidence once in a million.
 CERTAIN_BITS = 20
@@ -23,7 +24,7 @@ class Finding:
     """The result of one check.
 
     Attributes:
-      name: "shapes", "shards", "length", "coverage", "duplicates", "order" or "draws".
+      name: "shapes", "shards", "length", "coverage", "duplicates", "classes", "order" or "draws".
       ok: whether the epochs pass; None if an earlier fault makes the check pointless.
       text: what was found, in one line.
     """
@@ -45,6 +46,7 @@ class Expected:
       num_left_out: number of examples that do not fill a batch and are dropped.
       num_repeated: number of examples that are repeated to fill the last batch.
       shuffle: whether each epoch has a new order.
+      sampling: how many images of each class an epoch has; None for each example once.
     """
 
     num_examples: int
@@ -54,6 +56,7 @@ class Expected:
     num_left_out: int
     num_repeated: int
     shuffle: bool
+    sampling: ClassSampling | None = None
 
     @classmethod
     def of(cls, epochs: Sequence[Epoch], *, num_examples: int, shuffle: bool, last_batch: str):
@@ -170,6 +173,47 @@ def duplicates(epochs: Sequence[Epoch], expected: Expected) -> Finding:
     repeated = expected.num_repeated
     but = f" except {repeated:,} that fill the last batch" if repeated else ""
     return _fine("duplicates", f"no example occurs twice in an epoch{but}")
+
+
+def classes(epochs: Sequence[Epoch], expected: Expected) -> Finding:
+    """Checks that an epoch has as many images of each class as the sampling says.
+
+    It also checks that no image comes again before all others of its class, over all epochs. Rows
+    that do not fill a batch may be missing or repeated.
+    """
+    sampling, times = expected.sampling, np.zeros(expected.num_examples, np.int64)
+    members, in_part_batch = sampling.members(), expected.num_left_out + expected.num_repeated
+    for number, epoch in enumerate(epochs):
+        ids = _existing(epoch.ids[epoch.real], expected)
+        own = np.bincount(ids, minlength=expected.num_examples)
+        times += own
+        found, wanted = np.array([own[each].sum() for each in members]), sampling.counts(number)
+        if np.abs(found - wanted).sum() > in_part_batch:
+            worst = np.abs(found - wanted).argmax()
+            return _fault(
+                "classes",
+                f"epoch {number} has {found[worst]:,} images of class {sampling.classes[worst]}; "
+                f"expected {wanted[worst]:,}",
+            )
+        uneven = [_num_uneven(times[each]) for each in members]
+        if sum(uneven) > (number + 1) * in_part_batch:
+            return _fault(
+                "classes",
+                f"up to epoch {number}, images of class {sampling.classes[np.argmax(uneven)]} come "
+                "again before all others of their class",
+            )
+    but = ", except for rows that do not fill a batch" if in_part_batch else ""
+    return _fine(
+        "classes",
+        f"every epoch has as many images of each class as sampling={sampling} says{but}",
+    )
+
+
+def _num_uneven(times: np.ndarray) -> int:
+    """Returns how many rows must be another image's, so that counts differ by at most one."""
+    least = np.arange(times.min(), times.max() + 1)[:, None]
+    off = np.maximum(least - times, 0) + np.maximum(times - least - 1, 0)
+    return int(off.sum(axis=1).min())
 
 
 def _existing(ids: np.ndarray, expected: Expected) -> np.ndarray:

@@ -18,6 +18,7 @@ from tfaccel.common.report import Notes, Report
 from tfaccel.data.proof import findings
 from tfaccel.data.proof.epochs import Epoch
 from tfaccel.data.proof.findings import Expected, Finding
+from tfaccel.data.sampling import ClassSampling
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -72,7 +73,12 @@ def fingerprints(draws: Mapping[str, np.ndarray]) -> np.ndarray | None:
 
 
 def verdict(
-    epochs: Sequence[Epoch], *, num_examples: int, shuffle: bool, last_batch: str
+    epochs: Sequence[Epoch],
+    *,
+    num_examples: int,
+    shuffle: bool,
+    last_batch: str,
+    sampling: ClassSampling | None = None,
 ) -> Verdict:
     """Judges consecutive epochs of one loader.
 
@@ -81,10 +87,15 @@ def verdict(
       num_examples: number of examples that an epoch should have.
       shuffle: whether each epoch should have a new order.
       last_batch: "pad", "drop" or "repeat", as in ImageConfig.
+      sampling: how many images of each class an epoch should have; None for each image once.
     """
     expected = Expected.of(
         epochs, num_examples=num_examples, shuffle=shuffle, last_batch=last_batch
     )
+    checks = [findings.coverage, findings.duplicates]
+    if sampling is not None:
+        expected = dataclasses.replace(expected, sampling=sampling)
+        checks = [findings.classes]
     shards = findings.shards(epochs, expected)
     length = _unless([shards], findings.length, epochs, expected)
     return Verdict(
@@ -92,8 +103,7 @@ def verdict(
             findings.shapes(epochs, expected),
             shards,
             length,
-            _unless([shards, length], findings.coverage, epochs, expected),
-            _unless([shards, length], findings.duplicates, epochs, expected),
+            *(_unless([shards, length], each, epochs, expected) for each in checks),
             findings.order(epochs, expected),
             findings.draws(epochs, expected),
         ),

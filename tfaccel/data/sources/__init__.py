@@ -14,10 +14,15 @@ The first five return an `ImageSource`, ranges of bytes in files. The last two r
   split(source, 0.2)                      a fifth of each class for validation
   fold(source, 0, num_folds=5)            the first of five folds for validation
 
+One chooses which classes are used, and in which order they are numbered:
+
+  select_classes(source, ["dog", "cat"])  the dogs are 0 and the cats 1
+
 Needs no TensorFlow.
 """
 
 from tfaccel.data.sources.arrays import arrays, npy_folders
+from tfaccel.data.sources.classes import select_classes
 from tfaccel.data.sources.folders import class_folders
 from tfaccel.data.sources.image_list import image_list
 from tfaccel.data.sources.pairs import image_pairs
@@ -32,6 +37,7 @@ __all__ = [
     "image_list",
     "image_pairs",
     "npy_folders",
+    "select_classes",
     "split",
     "tfrecord",
     "webdataset",

@@ -72,6 +72,7 @@ def run(config: Config, *, report: pathlib.Path | None, sheet: pathlib.Path | No
             functools.partial(open_loader, this_run, config, split),
             shuffle=split == "train",
             last_batch=config.data.last_batch,
+            sampling=config.data.sampling if split == "train" else "uniform",
         )
         show(f"{split}: {verdict}")
         all_well &= verdict.ok

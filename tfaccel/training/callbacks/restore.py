@@ -32,7 +32,7 @@ log = logging.getLogger("tfaccel")
 MOST_SAID = 8  # differences in one message
 XLA = "runtime.xla"  # True, False, or None if the default chose
 # The facts that decide which images each step of an epoch has.
-CUT_BY = ("num_examples", "global_batch_size", "seed", "shuffle")
+CUT_BY = ("num_examples", "global_batch_size", "seed", "shuffle", "sampling")
 
 
 @dataclasses.dataclass
@@ -359,7 +359,10 @@ def _step_facts(step: StepConfig) -> dict:
 def _data_facts(loader: Loader) -> dict:
     """Returns the data's facts without the number of replicas, JSON-ready."""
     facts = loader.data.facts()
-    plan = {name: each for name, each in vars(facts.pop("plan")).items() if name != "num_replicas"}
+    plan = dict(vars(facts.pop("plan")))
+    del plan["num_replicas"]
+    if plan.get("sampling") is None:  # as in checkpoints from before there was sampling
+        plan.pop("sampling", None)
     return {name: repr(each) for name, each in {**facts, **plan}.items()}
 
 
