@@ -91,7 +91,7 @@ def test_the_log_has_the_counts_before_and_after(setup, uneven, caplog):
     assert "data: sampling=balanced: images of each class, in the data -> in an epoch: " in (
         caplog.text
     )
-    assert "a 23 -> 10, b 6 -> 10, c 2 -> 11; an image of the rarest class comes 5.5 times" in (
+    assert "a: 23 -> 10, b: 6 -> 10, c: 2 -> 11; an image of the rarest class comes 5.5 times" in (
         caplog.text
     )
     assert "sampling: balanced" in repr(loader)

@@ -153,10 +153,12 @@ def test_any_number_of_replicas_has_the_same_steps(num_replicas, last_batch):
 def test_the_log_shows_the_most_frequent_and_the_rarest():
     sampling = ClassSampling("balanced", labels_of((30, 8, 4)))
     assert sampling.in_words(("dog", "cat", "e\x1bmu")) == (
-        "dog 30 -> 14, cat 8 -> 14, e\\x1bmu 4 -> 14; an image of the rarest class comes 3.5 times "
-        "an epoch"
+        "dog: 30 -> 14, cat: 8 -> 14, e\\x1bmu: 4 -> 14; an image of the rarest class comes 3.5 "
+        "times an epoch"
     )
     names = [f"c{each}" for each in range(40)]
     said = ClassSampling("balanced", labels_of(range(1, 41))).in_words(names)
-    assert said.startswith("c39 40 -> 21, c38 39 -> 20, c37 38 -> 21, 34 classes between, c2 3 -> ")
+    assert said.startswith(
+        "c39: 40 -> 21, c38: 39 -> 20, c37: 38 -> 21, 34 classes between, c2: 3 -> "
+    )
     assert said.count("->") == 6

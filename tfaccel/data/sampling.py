@@ -109,7 +109,7 @@ class ClassSampling:
         left = len(order) - 2 * SHOWN_AT_ENDS
         rows = self.counts(0)
         said = [
-            f"{shown(class_names[self.classes[each]], keep='')} {self.num_images[each]:,} -> "
+            f"{shown(class_names[self.classes[each]], keep='')}: {self.num_images[each]:,} -> "
             f"{rows[each]:,}"
             for each in order
         ]

@@ -65,7 +65,8 @@ def _whole(data: DataConfig, split: str, class_names: Sequence[str] | None = Non
     if data.classes is None:
         return _found(data, split, class_names)
     # A test set may lack classes of the list. The training images show whether a name is right.
-    return sources.select_classes(_found(data, split), data.classes, may_lack=split == "test")
+    of, may_lack = ("training", False) if split == "train" or data.splits else ("test", True)
+    return sources.select_classes(_found(data, split), data.classes, may_lack=may_lack, of=of)
 
 
 def _found(data: DataConfig, split: str, class_names: Sequence[str] | None = None):

@@ -99,12 +99,15 @@ def test_a_reordered_array_is_not_copied():
 
 
 def test_a_config_chooses_for_training_and_test(zoo, caplog):
+    caplog.set_level(logging.INFO, "tfaccel")
     data = DataConfig(root=str(zoo), classes="dog, cat")
     train, test = open_sources(data)
     assert train.class_names == test.class_names == ("dog", "cat")
     assert np.bincount(train.labels).tolist() == [2, 4]
     assert np.bincount(test.labels).tolist() == [0, 4]
-    assert "there are no images of these classes: dog" in caplog.text
+    assert "data: training: 2 of 4 classes: dog, cat; 5 of 11 images left out" in caplog.text
+    assert "data: test: 2 of 3 classes: dog, cat; 5 of 9 images left out" in caplog.text
+    assert "there are no test images of these classes: dog" in caplog.text
     data = DataConfig(root=str(zoo), train="training", classes=["cat", "ant"], validation_split=0.4)
     train, test = open_sources(data)
     assert np.bincount(train.labels).tolist() == [2, 2]

@@ -30,7 +30,11 @@ def has_classes(source: ImageSource | ArraySource) -> bool:
 
 
 def select_classes(
-    source: ImageSource | ArraySource, class_names: Sequence[str], *, may_lack: bool = False
+    source: ImageSource | ArraySource,
+    class_names: Sequence[str],
+    *,
+    may_lack: bool = False,
+    of: str = "",
 ) -> ImageSource | ArraySource:
     """Returns the images of some classes, numbered by the order of the names.
 
@@ -42,6 +46,7 @@ def select_classes(
       class_names: the names of two or more classes of the source, each once.
       may_lack: whether classes without images are let through with a warning, for a test set. Its
         names are then not known to be right; check them with the training images.
+      of: what the log calls the images, such as "training".
 
     Raises:
       UserError: a name is not a class of the source, a class has no images, or the images have not
@@ -58,7 +63,8 @@ def select_classes(
     if lacking and (len(lacking) == len(class_names) or not may_lack):
         _refuse(lacking[0], source.class_names, found)
     if lacking:
-        log.warning("data: there are no images of these classes: %s", _some(lacking))
+        what = f"{of} images" if of else "images"
+        log.warning("data: there are no %s of these classes: %s", what, _some(lacking))
     number_of = np.full(len(source.class_names), -1, np.int32)
     for number, name in enumerate(class_names):
         if name in found:
@@ -66,7 +72,8 @@ def select_classes(
     labels = number_of[source.labels]
     kept = labels >= 0
     summary(
-        "data: %s of %s classes: %s; %s of %s left out, which have other classes",
+        "data: %s%s of %s classes: %s; %s of %s left out, which have other classes",
+        f"{of}: " if of else "",
         f"{len(class_names):,}",
         f"{len(source.class_names):,}",
         _some(class_names),
