@@ -108,6 +108,12 @@ def test_a_config_may_leave_out_what_it_does_not_change():
         ({"data": {"split_seed": 1}}, "split_seed=1 has no effect without validation_split"),
         ({"data": {"validation_split": 0.2, "group_column": "a"}}, "needs source='csv'"),
         ({"data": {"ignore_class": 255}}, "ignore_class=255 needs targets='mask'"),
+        ({"data": {"sampling": "sqrt"}}, "sampling='sqrt'; did you mean 'square_root'?"),
+        ({"data": {"classes": "dog"}}, "classes='dog' has fewer than two classes; expected names"),
+        (
+            {"data": {"sampling": "balanced"}, "train": {"class_weights": "balanced"}},
+            "data.sampling='balanced' with train.class_weights='balanced': both make rare classes",
+        ),
         ({"train": {"loss": "diec"}}, "did you mean 'dice'?"),
         ({"train": {"focal_gamma": 1.0}}, "focal_gamma=1.0 needs loss='focal'"),
         ({"train": {"loss": "dice", "class_weights": "balanced"}}, "counts all classes alike"),

@@ -9,10 +9,11 @@ import pytest
 import tensorflow as tf
 
 from tfaccel import UserError
-from tfaccel.config import DataConfig
+from tfaccel.config import DataConfig, default_config, parse
 from tfaccel.data import sources
+from tfaccel.data.digits import ensure_digits
 from tfaccel.data.sources import class_folders
-from tfaccel.experiment.open_data import open_source, open_sources
+from tfaccel.experiment.open_data import open_loader, open_source, open_sources
 
 
 @pytest.fixture(scope="module")
@@ -85,3 +86,23 @@ def test_images_are_listed_once_for_both_parts(tmp_path, png, monkeypatch, setti
         alone = open_source(data, split)
         np.testing.assert_array_equal(source.labels, alone.labels)
         assert source.class_names == alone.class_names == ("a", "b")
+
+
+def test_only_training_images_are_sampled_by_class(setup):
+    config = default_config()
+    config.data.update(image_size=(8, 8), channels=1, global_batch_size=64)
+    config.data.update(classes="7,1,8", sampling="balanced", train=".", validation_split=0.5)
+    config.data.root = str(ensure_digits() / "training")
+    config = parse(config)
+    run = setup(gpu_ids=(), xla=False)
+    train, test = (open_loader(run, config, split) for split in ("train", "test"))
+    assert train.class_names == test.class_names == ("7", "1", "8")
+    assert (train.data.plan.sampling.how, test.data.plan.sampling) == ("balanced", None)
+    rows = [
+        train.data.feed(0).rows(step).ids[train.data.feed(0).rows(step).real]
+        for step in range(train.num_batches)
+    ]
+    counts = np.bincount(train.data.source.labels[np.concatenate(rows)])
+    assert counts.sum() == train.num_examples
+    assert counts.max() - counts.min() <= 1
+    assert len(set(np.bincount(train.data.source.labels))) > 1  # they are not equal in the data
