@@ -41,7 +41,9 @@ def batch_spec(
     """
     image = tf.TensorSpec((rows, *images.image_size, images.channels), dtype)
     if source.targets is None:
-        return image, tf.TensorSpec((rows,), tf.int64)
+        labels = source.labels
+        dtype = tf.int64 if labels.ndim == 1 else tf.as_dtype(labels.dtype)
+        return image, tf.TensorSpec((rows, *labels.shape[1:]), dtype)
     is_mask = images.targets == "mask"
     return image, tf.TensorSpec((rows, *images.image_size, 1), tf.uint8) if is_mask else image
 
@@ -51,7 +53,7 @@ def examples(pixels, second, draws, *, images: ImageConfig, augment: AugmentConf
 
     Args:
       pixels: [rows, height, width, channels] uint8.
-      second: [rows] int64, the labels; or the targets, like `pixels`.
+      second: the labels, [rows] int64 or [rows, labels] float32; or the targets, like `pixels`.
       draws: the feed's draws by kind; see `draws.kinds`.
       images: size, channels, mean and std of images, and the kind of targets.
       augment: the window that is taken.
@@ -59,7 +61,7 @@ def examples(pixels, second, draws, *, images: ImageConfig, augment: AugmentConf
     """
     settings = {"images": images, "augment": augment, "dtype": dtype}
     image = augmented(pixels, draws, **settings)
-    if second.shape.rank == 1:
+    if second.shape.rank < 4:
         return image, second
     shared = {kind: each for kind, each in draws.items() if kind != "color"}
     return image, augmented(second, shared, kind=images.targets, **settings)
