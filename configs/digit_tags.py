@@ -2,8 +2,8 @@
 
     uv run tfaccel train --config=configs/digit_tags.py
 
-Result: 99.2% of the 720 test answers are right, and the mean average precision is 1.000, after 9 s of
-training on 2 CPU cores (2026-11-30).
+Result: 99.2% of the 720 test answers are right, and the mean average precision is 1.000, after 13 s
+of training on 2 CPU cores that other programs used too (2026-11-30).
 
 For your own list, use `--config.data.root=DIR`, `--config.data.train=train.csv`,
 `--config.data.test=test.csv` and `--config.data.label_columns=NAME,NAME`, or, if one column has all

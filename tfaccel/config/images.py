@@ -195,8 +195,9 @@ class DataConfig(ImageConfig):
     handwritten digits that tfaccel contains."""
     source: str = "folders"
     """Data format: folders, csv or others. "folders": one folder of images per class. "csv": a file
-    of paths and labels. "tfrecord": TFRecord shards. "webdataset": tar shards. "arrays": a folder
-    with images.npy and labels.npy. "pairs": input and target images in matching sub-folders."""
+    of paths and labels, or lines of JSON. "tfrecord": TFRecord shards. "webdataset": tar shards.
+    "arrays": a folder with images.npy and labels.npy. "pairs": input and target images in matching
+    sub-folders."""
     train: str = "training"
     """Training images: a path below root. It is a folder, a file or a pattern of shards."""
     test: str = "testing"
