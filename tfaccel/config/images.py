@@ -231,7 +231,8 @@ class DataConfig(ImageConfig):
     task: str = "auto"
     """Task: auto, classes, multilabel or regression. What the labels of an image are: "classes" is
     one class, "multilabel" any number of classes, and "regression" numbers. "auto" decides by the
-    labels of "csv" and writes the reason to the log. Other sources have classes."""
+    labels of "csv" and writes the reason to the log. Other sources have classes, and "tfrecord" and
+    "webdataset" have lists of labels if you set another task."""
     group_column: str | None = None
     """For "csv" with validation_split or num_folds: a column, e.g. patient. Images with an equal
     value stay together, in training or in validation."""
@@ -288,10 +289,10 @@ class DataConfig(ImageConfig):
 
     def _check_task(self) -> None:
         several = self.task in ("multilabel", "regression")
-        if several and self.source != "csv":
+        if several and self.source not in ("csv", "tfrecord", "webdataset"):
             raise UserError(
                 f"task={self.task!r} with source={self.source!r}; expected source='csv', a list of "
-                "the images and their labels"
+                "the images and their labels, or 'tfrecord' or 'webdataset'"
             )
         if self.label_column is not None and self.label_columns is not None:
             raise UserError("label_column and label_columns are both set; give one of them")

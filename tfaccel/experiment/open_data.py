@@ -77,6 +77,8 @@ def _whole(
         arguments |= {name: getattr(data, name) for name in (*columns, "label_separator")}
         arguments["task"] = task or data.task
         arguments["root"] = pathlib.Path(data.root) / data.images if data.images else None
+    elif data.source in ("tfrecord", "webdataset"):
+        arguments["task"] = "classes" if data.task == "auto" else data.task
     return _BY_NAME[data.source](where, **arguments)
 
 

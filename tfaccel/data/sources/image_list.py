@@ -25,8 +25,6 @@ import numpy as np
 
 from tfaccel.common.checks import check_choice
 from tfaccel.common.errors import UserError
-from tfaccel.common.run_log import summary
-from tfaccel.common.tables import in_figures
 from tfaccel.data.file_names import AT_A_TIME, FileNames, GrowingFileNames
 from tfaccel.data.source import TASKS, Blobs, ImageSource
 from tfaccel.data.sources import several_labels
@@ -120,7 +118,7 @@ def image_list(
         groups=groups,
         target_names=found.target_names,
     )
-    _log(source, found.reason, asks=task != "auto")
+    several_labels.tell(source, found.reason, asks=task != "auto")
     return source
 
 
@@ -168,33 +166,6 @@ def _labels(
         raise read.without_label(listed.numbers[fields.index("")])
     labels, class_names = from_text(fields, name_of=place, class_names=class_names)
     return Labels(labels, class_names, (), reason)
-
-
-def _log(source: ImageSource, reason: str, *, asks: bool) -> None:
-    """Logs the task and its reason. Classes that nobody asked for are the usual case."""
-    if source.task == "classes":
-        (summary if asks else log.info)("data: task=classes, because %s", reason)
-    elif source.task == "multilabel":
-        counts = source.labels.sum(axis=1)
-        summary(
-            "data: task=multilabel, because %s; %d classes, %s an image on average, %d of %d "
-            "images without any%s",
-            reason,
-            len(source.class_names),
-            in_figures(float(counts.mean())),
-            int((counts == 0).sum()),
-            len(source),
-            several_labels.one_hot_hint(source.labels),
-        )
-    else:
-        # A label is a number of its own unit, and the loss is large if the unit is small.
-        told = [
-            f"{name} {in_figures(float(each.min()))} to {in_figures(float(each.max()))}, standard "
-            f"deviation {in_figures(float(each.std(dtype=np.float64)))}"
-            for name, each in zip(source.target_names, source.labels.T, strict=True)
-        ]
-        more = f" and {len(told) - 5} more" if len(told) > 5 else ""
-        summary("data: task=regression, because %s; %s%s", reason, "; ".join(told[:5]), more)
 
 
 class _Listed(NamedTuple):

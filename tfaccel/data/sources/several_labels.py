@@ -11,6 +11,7 @@ separates several names.
 """
 
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -18,7 +19,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tfaccel.common.errors import UserError
-from tfaccel.common.tables import counted
+from tfaccel.common.run_log import summary
+from tfaccel.common.tables import counted, in_figures
+from tfaccel.data.source import ImageSource
 from tfaccel.data.sources.labels import (
     NUMBER,
     SEPARATORS,
@@ -27,7 +30,10 @@ from tfaccel.data.sources.labels import (
     several_in_one,
 )
 
+log = logging.getLogger("tfaccel")
+
 FLAGS = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "false": 0.0, "true": 1.0}
+MOST_COLUMNS = 100_000  # classes of images with several; larger numbers are surely identifiers
 JSON = "json"  # the separator of a field with a list of JSON
 WORDS = {" ": "blanks"}
 
@@ -127,6 +133,97 @@ def of_names(
     for row, field in zip(labels, fields, strict=True):
         row[places[field]] = 1
     return Labels(labels, tuple(class_names), (), reason)
+
+
+def of_lists(
+    lists: Sequence[str],
+    *,
+    task: str,
+    name: str,
+    place: Callable[[int], str],
+    class_names: Sequence[str] | None = None,
+    first_label: int = 0,
+) -> Labels:
+    """Returns the labels that shards have, as lists of JSON.
+
+    Args:
+      lists: [num_examples]. For "regression", numbers, equally many for each example. For
+        "multilabel", the names of an image's classes; their numbers, which are whole; or 0.0 or 1.0
+        for each class.
+      task: "multilabel" or "regression".
+      name: what a single number is called. Several are called `name 0`, `name 1`, ...
+      place: as in `of_columns`.
+      class_names: as in `of_names`; whole numbers minus `first_label` are indices into it.
+      first_label: the number of the first class.
+
+    Raises:
+      UserError: a value is not of the task, or a class is not known.
+    """
+    values_of = {each: json.loads(each) for each in dict.fromkeys(lists)}
+    kinds = {type(value) for values in values_of.values() for value in values}
+    if task == "multilabel" and kinds <= {str}:
+        return of_names(lists, separator=JSON, place=place, class_names=class_names)
+    if task == "multilabel" and kinds == {int}:
+        return _of_indices(lists, values_of, place, class_names, first_label)
+    count = len(values_of[lists[0]])
+    other = next((each for each in lists if len(values_of[each]) != count), None)
+    if other is not None or not count:
+        index = 0 if other is None else lists.index(other)
+        raise UserError(
+            f"{place(index)}: {counted(len(values_of[lists[index]]), 'label')}; expected as many "
+            f"for each image, and {count or 1:,} as for the first one"
+        )
+    columns = (name,) if count == 1 else tuple(f"{name} {index}" for index in range(count))
+    if task == "multilabel":
+        columns = tuple(class_names or map(str, range(count)))
+        if len(columns) != count:
+            raise UserError(
+                f"{place(0)}: {counted(count, 'label')} of 0 and 1, but there are "
+                f"{len(columns)} class_names; expected one for each label"
+            )
+    rows_of = {each: tuple(map(str, values)) for each, values in values_of.items()}
+    return of_columns([rows_of[each] for each in lists], columns, task=task, place=place)
+
+
+def _of_indices(lists, values_of, place, class_names, first_label: int) -> Labels:
+    """Returns several classes an image from the numbers of its classes."""
+    most = MOST_COLUMNS if class_names is None else len(class_names)
+    for each, values in values_of.items():
+        wrong = next((value for value in values if not 0 <= value - first_label < most), None)
+        if wrong is not None:
+            raise UserError(
+                f"{place(lists.index(each))}: the label is {wrong}; expected the number of a "
+                f"class, from {first_label}, below {first_label + most:,}"
+            )
+    if class_names is None:
+        largest = max(value for values in values_of.values() for value in values)
+        class_names = map(str, range(largest - first_label + 1))
+    names = tuple(class_names)
+    labels = np.zeros((len(lists), len(names)), np.float32)
+    for row, each in zip(labels, lists, strict=True):
+        row[[value - first_label for value in values_of[each]]] = 1
+    return Labels(labels, names, (), "of task='multilabel'")
+
+
+def source_of(found, *, task: str, class_names: Sequence[str] | None, **how) -> ImageSource:
+    """Returns the source of the examples in shards, and logs its labels.
+
+    Args:
+      found: `index.Found`, with labels as lists of JSON.
+      task: "multilabel" or "regression".
+      class_names: as in `of_lists`.
+      **how: further arguments of `of_lists`.
+
+    Raises:
+      UserError: as for `of_lists`.
+    """
+    lists = np.char.decode(found.labels, "utf-8").tolist()
+    how |= {"task": task, "class_names": class_names, "place": found.images.name}
+    labels = of_lists(lists, **how)
+    names = {"class_names": labels.class_names, "target_names": labels.target_names}
+    source = ImageSource(found.images, labels.labels, **names)
+    tell(source, labels.reason, asks=True)
+    return source
 
 
 def separator_of(fields: Iterable[str], class_names: Sequence[str] | None = None) -> str | None:
@@ -252,6 +349,33 @@ def trailing_numbers(line: str, is_path: Callable[[str], bool]) -> int:
     while count < len(words) - 1 and NUMBER.fullmatch(words[-1 - count]):
         count += 1
     return count if count > 1 and is_path(words[-1 - count]) else 1
+
+
+def tell(source: ImageSource, reason: str, *, asks: bool) -> None:
+    """Logs the task and its reason. Classes that nobody asked for are the usual case."""
+    if source.task == "classes":
+        (summary if asks else log.info)("data: task=classes, because %s", reason)
+    elif source.task == "multilabel":
+        counts = source.labels.sum(axis=1)
+        summary(
+            "data: task=multilabel, because %s; %d classes, %s an image on average, %d of %d "
+            "images without any%s",
+            reason,
+            len(source.class_names),
+            in_figures(float(counts.mean())),
+            int((counts == 0).sum()),
+            len(source),
+            one_hot_hint(source.labels),
+        )
+    else:
+        # A label is a number of its own unit, and the loss is large if the unit is small.
+        told = [
+            f"{name} {in_figures(float(each.min()))} to {in_figures(float(each.max()))}, standard "
+            f"deviation {in_figures(float(each.std(dtype=np.float64)))}"
+            for name, each in zip(source.target_names, source.labels.T, strict=True)
+        ]
+        more = f" and {len(told) - 5} more" if len(told) > 5 else ""
+        summary("data: task=regression, because %s; %s%s", reason, "; ".join(told[:5]), more)
 
 
 def one_hot_hint(labels: np.ndarray) -> str:
