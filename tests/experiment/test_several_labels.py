@@ -163,7 +163,7 @@ def test_the_best_epoch_has_the_least_error_and_the_largest_score():
         assert largest_is_best(name)
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("num_replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_mixup_and_smoothing_change_several_labels_as_numpy_does(num_replicas):
     for kind, settings in (
         ("multilabel", {"label_smoothing": 0.2}),
@@ -203,3 +203,17 @@ def test_a_script_that_smooths_numbers_is_refused():
     for settings in ({"label_smoothing": 0.1}, {"cutmix_alpha": 1.0}):
         with pytest.raises(UserError, match="with the loss of a regression; they are for classes"):
             compiled_for("regression", 1, StepConfig(**settings))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["multilabel", "regression"])
+def test_parts_of_a_batch_measure_what_the_batch_does(kind):
+    x, y, _ = rows_of(kind)
+    logs = []
+    for parts, num_replicas in ((1, 1), (2, 2)):
+        model = compiled_for(kind, num_replicas, StepConfig(accumulation_steps=parts))
+        history = model.fit(x, y, batch_size=12, epochs=2, shuffle=False, verbose=0).history
+        logs.append({name: values[-1] for name, values in history.items()})
+    assert logs[0].keys() == logs[1].keys()
+    for name, value in logs[0].items():
+        assert logs[1][name] == pytest.approx(value, abs=2e-5), name
