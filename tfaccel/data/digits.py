@@ -23,7 +23,7 @@ import PIL.Image
 from tfaccel.data.embedded import write_once
 
 # What a list says of each image: 1 for an even digit, 1 for a digit with a closed loop, the digit
-# itself, and its ink, which is the sum of the pixels as shares of full ones (9.5 to 26).
+# itself, and its ink, which is the sum of the pixels as shares of full ones (11.5 to 27.1).
 COLUMNS = ("path", "even", "loop", "value", "ink")
 WITH_LOOP = (0, 6, 8, 9)
 

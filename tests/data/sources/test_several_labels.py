@@ -52,7 +52,7 @@ def test_columns_of_flags_are_several_classes(listed, caplog):
     wanted = [[1, 0], [0, 0], [1, 1]]
     for values in (("1,0", "0,0", "1,1"), ("1.0,0", "False,0", "True,1")):
         check(listed("a,b", *values, label_columns=["A", "b"]), "multilabel", wanted, ("a", "b"))
-    assert "task=multilabel, because 2 columns a, b have only 0 and 1; 2 classes" in caplog.text
+    assert "task=multilabel, because 2 columns a, b have only 0 and 1; 2 possible" in caplog.text
     assert "1 of 3 images without any" in caplog.text
     assert "exactly one" not in caplog.text
     listed("a,b", "1,0", "0,1", "0,1", label_columns="*")
@@ -78,7 +78,7 @@ def test_a_star_is_all_columns_but_those_of_the_path_and_the_group(listed):
 @pytest.mark.parametrize(
     ("fields", "separator", "said"),
     [
-        (("cat|dog", "", "cat"), "|", "because the names of an image are separated by '|'; 2 cl"),
+        (("cat|dog", "", "cat"), "|", "because the names of an image are separated by '|'; 2 po"),
         (("cat;dog", "dog", "cat"), ";", "separated by ';'"),
         (("cat dog", "dog", "cat"), " ", "separated by blanks"),
         (('"[""cat"", ""dog""]"', "[]", '"[""cat""]"'), "json", "the labels are lists of JSON"),

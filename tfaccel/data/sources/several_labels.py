@@ -352,30 +352,36 @@ def trailing_numbers(line: str, is_path: Callable[[str], bool]) -> int:
 
 
 def tell(source: ImageSource, reason: str, *, asks: bool) -> None:
-    """Logs the task and its reason. Classes that nobody asked for are the usual case."""
+    """Logs the task and its reason, and always shows a choice of another task than the usual one.
+
+    Args:
+      source: the examples.
+      reason: why it is this task.
+      asks: whether the caller set the task, as for a test list.
+    """
+    said = log.info if asks or source.task == "classes" else summary
+    said("data: task=%s, because %s%s", source.task, reason, _described(source))
+
+
+def _described(source: ImageSource) -> str:
+    """Returns what a person should know of several labels, with a semicolon before it."""
     if source.task == "classes":
-        (summary if asks else log.info)("data: task=classes, because %s", reason)
-    elif source.task == "multilabel":
+        return ""
+    if source.task == "multilabel":
         counts = source.labels.sum(axis=1)
-        summary(
-            "data: task=multilabel, because %s; %d classes, %s an image on average, %d of %d "
-            "images without any%s",
-            reason,
-            len(source.class_names),
-            in_figures(float(counts.mean())),
-            int((counts == 0).sum()),
-            len(source),
-            one_hot_hint(source.labels),
+        return (
+            f"; {len(source.class_names)} possible, {in_figures(float(counts.mean()))} an image on "
+            f"average, {int((counts == 0).sum()):,} of {counted(len(source), 'image')} without any"
+            + one_hot_hint(source.labels)
         )
-    else:
-        # A label is a number of its own unit, and the loss is large if the unit is small.
-        told = [
-            f"{name} {in_figures(float(each.min()))} to {in_figures(float(each.max()))}, standard "
-            f"deviation {in_figures(float(each.std(dtype=np.float64)))}"
-            for name, each in zip(source.target_names, source.labels.T, strict=True)
-        ]
-        more = f" and {len(told) - 5} more" if len(told) > 5 else ""
-        summary("data: task=regression, because %s; %s%s", reason, "; ".join(told[:5]), more)
+    # A label is a number of its own unit, and the loss is large if the unit is small.
+    told = [
+        f"{name} {in_figures(float(each.min()))} to {in_figures(float(each.max()))}, standard "
+        f"deviation {in_figures(float(each.std(dtype=np.float64)))}"
+        for name, each in zip(source.target_names, source.labels.T, strict=True)
+    ]
+    more = f" and {len(told) - 5} more" if len(told) > 5 else ""
+    return "; " + "; ".join(told[:5]) + more
 
 
 def one_hot_hint(labels: np.ndarray) -> str:
