@@ -1,10 +1,16 @@
 """Several classes an image, or numbers, through every loader, to the end of an epoch."""
 
+import keras
 import numpy as np
 import PIL.Image
 import pytest
+from conftest import compiled, strategy_of
 
-from tfaccel import UserError, sources
+from tfaccel import DaliConfig, ImageConfig, UserError, preset, sources
+from tfaccel.data.distribute import Loader
+from tfaccel.data.images import open_images
+from tfaccel.experiment.metrics import metrics_of_numbers
+from tfaccel.runtime.devices import Device, Runtime
 from tfaccel.training.logs import contact_sheet
 
 NUM, COLUMNS = 23, 2
@@ -69,3 +75,58 @@ def test_captions_name_the_classes_or_the_numbers():
     assert contact_sheet._caption(np.array([0.5, 2.0]), **numbers) == "x 0.5, y 2"
     numbers["target_names"] = ("x",)
     assert contact_sheet._caption(np.array([0.25]), **numbers) == "0.25"
+
+
+def test_a_model_needs_an_output_for_each_label(setup, root):
+    run = setup()
+    source = sources.image_list(root / "list.csv", label_columns=["even", "value"])
+    loader = run.loader(source, image_size=(8, 8), channels=1, global_batch_size=10)
+    with run.scope():
+        model = keras.Sequential(
+            [keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(1)]
+        )
+    run.compile(model, loss="mse")
+    with pytest.raises(UserError, match="gives 1 outputs, but each example of the loader has 2 la"):
+        model.fit(loader, verbose=0)
+
+
+def fitted(root, num_replicas):
+    """The history of an epoch over 23 images in batches of 10, with padding at the end."""
+    devices = tuple(Device(f"/cpu:{index}", None) for index in range(num_replicas))
+    source = sources.image_list(root / "list.csv", label_columns=["even", "value"])
+    data = open_images(
+        source,
+        ImageConfig(image_size=(8, 8), channels=1, global_batch_size=10, loader="memory"),
+        preset("none"),
+        shuffle=True,
+        num_replicas=num_replicas,
+        runtime=Runtime(devices, "float32", xla=False, seed=0, loader_threads=1),
+        num_local=1,
+        num_threads=1,
+        dali=DaliConfig(),
+    )
+    strategy = strategy_of(num_replicas)
+    how = {"seed": 0, "num_threads": 1, "first_replica": 0, "strategy": strategy}
+    loader = Loader(data, devices=devices, **how)
+    keras.utils.set_random_seed(0)
+
+    def make():
+        image = keras.Input((8, 8, 1))
+        return keras.Model(image, keras.layers.Dense(2)(keras.layers.Flatten()(image)))
+
+    model = compiled(
+        make,
+        num_replicas,
+        optimizer=keras.optimizers.SGD(0.01),
+        xla=False,
+        loss="mse",
+        metrics=metrics_of_numbers(),
+    )
+    return model.fit(loader, validation_data=loader, verbose=0).history
+
+
+def test_two_replicas_learn_what_one_learns_from_a_loader(root):
+    one, two = (fitted(root, each) for each in (1, 2))
+    assert one.keys() == two.keys()
+    for name, values in one.items():
+        assert two[name] == pytest.approx(values, rel=1e-4), name
