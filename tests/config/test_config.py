@@ -113,7 +113,7 @@ def test_a_config_may_leave_out_what_it_does_not_change():
         ({"train": {"loss": "dice", "class_weights": "balanced"}}, "counts all classes alike"),
         (
             {"train": {"bce_target_threshold": 0.2}},
-            "bce_target_threshold=0.2 needs loss='binary_cross_entropy', but loss='cross_entropy'",
+            "bce_target_threshold=0.2 needs loss='binary_cross_entropy', but loss='auto'",
         ),
         (
             {"train": {"loss": "binary_cross_entropy", "class_weights": "balanced"}},
