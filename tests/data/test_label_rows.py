@@ -46,6 +46,8 @@ def test_every_loader_gives_each_image_its_own_labels(setup, root, loader, task)
     )
     assert made.element_spec[1].shape == (10, len(columns))
     assert made.element_spec[1].dtype == "float32"
+    said = "numbers, even, value" if task == "regression" else "any number of classes an image"
+    assert f"labels: {said}" in repr(made)
     seen = []
     for x, y, weight in made:
         x, y, weight = (np.asarray(each) for each in (x, y, weight))

@@ -102,6 +102,10 @@ class ImageData:
         ]
         if self.source.targets is not None:
             lines.append(f"targets: {self.images.targets}")
+        if self.source.task == "multilabel":
+            lines.append("labels: any number of classes an image")
+        elif self.source.task == "regression":
+            lines.append(f"labels: numbers, {', '.join(self.source.target_names)}")
         changed = [
             f"{each.name}={getattr(self.augment, each.name)}"
             for each in dataclasses.fields(self.augment)

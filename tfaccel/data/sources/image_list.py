@@ -193,7 +193,9 @@ def _listed(rows: Iterator[Row], root: str) -> _Listed:
         growing.add(paths)
         found.hashes.extend(map(hash, map(_normal, paths)))
         found.numbers.extend(numbers)
-        found.labels.extend(same.setdefault(label, label) for label in labels)
+        if len(same) < AT_A_TIME:  # nearly all rows of numbers differ, and would only fill it
+            labels = [same.setdefault(each, each) for each in labels]
+        found.labels.extend(labels)
         found.groups.extend(known.setdefault(each, len(known)) for each in groups)
     return found._replace(paths=growing.done())
 

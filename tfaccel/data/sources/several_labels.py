@@ -66,19 +66,20 @@ def of_columns(
     Raises:
       UserError: a value is missing, or is not of the task.
     """
-    distinct = [set(each) for each in zip(*rows, strict=True)]
-    are_flags = all(value.lower() in FLAGS for each in distinct for value in each)
+    texts = list(zip(*rows, strict=True))  # of each column
+    are_flags = all(map(_has_flags, texts))
     reason = f"of task={task!r}"
     if task == "auto":
         task = "multilabel" if are_flags else "regression"
         held = "only 0 and 1" if are_flags else "numbers"
         reason = f"{_listed('column', columns)} {'have' if columns[1:] else 'has'} {held}"
     if task == "regression":
-        return Labels(_numbers(rows, columns, distinct, place), (), tuple(columns), reason)
+        return Labels(_numbers(rows, columns, texts, place), (), tuple(columns), reason)
     if not are_flags:
         _refuse(rows, columns, lambda value: value.lower() in FLAGS, "0 or 1", place)
-    value_of = {each: FLAGS[each.lower()] for values in distinct for each in values}
-    labels = np.array([[value_of[each] for each in row] for row in rows], np.float32)
+    value_of = {each: FLAGS[each.lower()] for values in texts for each in set(values)}
+    flags = [np.fromiter(map(value_of.get, each), np.float32, len(each)) for each in texts]
+    labels = np.stack(flags, axis=1)
     if task == "multilabel":
         return Labels(labels, tuple(columns), (), reason)
     wrong = np.flatnonzero(labels.sum(axis=1) != 1)
@@ -308,16 +309,38 @@ def _split(field: str, separator: str) -> list[str]:
     return [each.strip() for each in field.split(separator) if each.strip()]
 
 
-def _numbers(rows, columns, distinct: Sequence[set[str]], place) -> np.ndarray:
-    value_of = {}
-    for each in set().union(*distinct):
-        if NUMBER.fullmatch(each) and "," not in each:
-            with np.errstate(over="ignore"):
-                value_of[each] = float(np.float32(float(each)))
-    if not all(np.isfinite(value_of.get(each, np.nan)) for each in set().union(*distinct)):
-        fits = lambda value: np.isfinite(value_of.get(value, np.nan))  # noqa: E731
-        _refuse(rows, columns, fits, "a finite number, such as 0.5", place)
-    return np.array([[value_of[each] for each in row] for row in rows], np.float32)
+def _has_flags(texts: Sequence[str]) -> bool:
+    """Returns whether a column has only values of FLAGS."""
+    # Of numbers, nearly all differ, and a set of them is large.
+    return all(each.lower() in FLAGS for part in (texts[:1000], texts) for each in set(part))
+
+
+def _numbers(rows, columns, texts: Sequence[Sequence[str]], place) -> np.ndarray:
+    """Returns the numbers in the columns, [num_examples, columns] float32."""
+    try:
+        # Python's float also takes 1_000, which no list means.
+        found = [np.fromiter(map(_number, each), np.float64, len(each)) for each in texts]
+        with np.errstate(over="ignore"):
+            labels = np.stack(found, axis=1).astype(np.float32)
+    except ValueError:
+        labels = None
+    if labels is None or not np.isfinite(labels).all():
+        _refuse(rows, columns, _is_finite, "a finite number, such as 0.5", place)
+    return labels
+
+
+def _number(text: str) -> float:
+    if "_" in text:
+        raise ValueError
+    return float(text)
+
+
+def _is_finite(text: str) -> bool:
+    try:
+        with np.errstate(over="ignore"):
+            return bool(np.isfinite(np.float32(_number(text))))
+    except ValueError:
+        return False
 
 
 def _refuse(rows, columns, fits: Callable[[str], bool], expected: str, place) -> None:
