@@ -115,9 +115,9 @@ class TrainConfig:
     learning_rate: float = 1e-3
     """The largest learning rate. It is reached after warm-up and falls during decay."""
     backbone_factor: float = 1.0
-    """Factor of the learning rate for all layers but the last one with weights, e.g. 0.1: a network
-    that begins from `model.weights` then changes less than its new head. It applies to the weight
-    decay, too."""
+    """Factor of the backbone's rate. A factor of 0.1 lets all layers but the last one with
+    weights learn with a tenth of the rate, so that a network from `model.weights` changes less than
+    its new head. The weight decay is multiplied, too."""
     base_batch_size: int | None = None
     """The global batch size for which learning_rate was chosen (256 in Goyal et al. 2017,
     arXiv:1706.02677). The learning rate is multiplied by global_batch_size / base_batch_size. None
