@@ -11,10 +11,11 @@ import pytest
 
 from tfaccel import UserError
 from tfaccel.cli import flags as cli_flags
-from tfaccel.cli.asked_experiment import check_experiment
+from tfaccel.cli.asked_experiment import METRICS, check_experiment
 from tfaccel.config import default_config, parse
 from tfaccel.config.names import NO_OPTIMIZERS, OWN_MODELS, exported
 from tfaccel.experiment import models
+from tfaccel.experiment.metrics import metrics_of_numbers, metrics_of_several
 from tfaccel.experiment.models import applications
 from tfaccel.experiment.recipe import optimizer
 from tfaccel.training.workdir import workdir_of, workdirs_in
@@ -160,6 +161,9 @@ def test_the_names_are_those_that_keras_has():
     ("data", "monitor"),
     [
         ({"source": "csv", "train": "train.csv"}, "val_loss"),
+        ({"source": "csv", "train": "train.csv"}, "val_r2_score"),  # the labels will decide
+        ({"source": "csv", "train": "train.csv", "task": "multilabel"}, "val_f1_score"),
+        ({"source": "tfrecord", "train": "train-*", "task": "regression"}, "mean_absolute_error"),
         ({"source": "tfrecord", "train": "train-*"}, "top5"),
         ({"source": "webdataset", "train": "train-*.tar"}, "val_top5"),
         ({"source": "arrays", "train": "train"}, "val_psnr"),
@@ -206,3 +210,11 @@ def test_what_is_in_a_workdir_stands_for_it(place, tmp_path):
     assert workdirs_in(run / "config.json") == [run]
     assert workdirs_in(place) == [run]  # a folder of runs
     assert workdirs_in(place / "empty") == [place / "empty"]
+
+
+def test_the_metrics_of_each_task_are_those_of_its_epochs():
+    for task, names in (
+        ("multilabel", metrics_of_several(3)),
+        ("regression", metrics_of_numbers()),
+    ):
+        assert METRICS[task] == ("loss", *(each.name for each in names))

@@ -74,6 +74,7 @@ def test_a_path_below_the_workdir_stands_for_it_and_json_is_all_that_is_printed(
     [
         (["--data=/tmp", "--split=train"], "two sets of images"),
         (["--data=/tmp", "--targets=/tmp"], "the run's images have labels"),
+        (["--targets=/tmp"], "without --data"),
         (["--data={}/none"], "does not exist"),
         (["--root={}/none"], "does not exist"),
         (["--weights=average"], "kept no average"),

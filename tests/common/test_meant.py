@@ -46,7 +46,7 @@ def test_no_word_is_explained_away_that_exists():
         ("train_images.flip", "did you mean 'train_images.horizontal_flip'?"),
         ("test_images.crop_aera", "did you mean 'test_images.crop_area'?"),
         ("train.warmup_epoch", "did you mean 'train.warmup_epochs'?"),
-        ("model.unfreeze", "'model.freeze' freezes layers for a whole run"),
+        ("model.unfreeze", "'model.thaw_epochs' trains them"),
         ("model.linear_probe", "did you mean 'model.freeze' (backbone)?"),
         ("data.val_split", "did you mean 'data.validation_split'?"),
         ("train.resume", "flag of the command: --resume"),
@@ -65,7 +65,7 @@ def test_a_wrong_field_is_answered_with_the_right_one_or_the_truth(written, said
     [
         ("train", "lr", "config.train has no field 'lr'; did you mean 'learning_rate'?"),
         ("train", "batch_size", "did you mean 'data.global_batch_size'?"),
-        ("model", "unfreeze", "layer.trainable in a Keras"),
+        ("model", "unfreeze", "'model.thaw_epochs' trains them"),
         ("checkpoint", "seed", "did you mean 'runtime.seed'?"),
     ],
 )
@@ -86,7 +86,7 @@ CALLS = [
     (["train", "--img_size=64"], "did you mean --config.data.image_size?"),
     (["train", "--fp16"], "did you mean --config.runtime.precision (mixed_float16)?"),
     (["train", "--freeze"], "did you mean --config.model.freeze?"),
-    (["train", "--unfreeze"], "layer.trainable in a Keras"),
+    (["train", "--unfreeze"], "'model.thaw_epochs' trains them"),
     (["train", "--name=a"], "--workdir=runs/NAME"),
     (["train", "--output_dir=a"], "did you mean --workdir?"),
     (["train", "--project=a"], "did you mean --workdir?"),

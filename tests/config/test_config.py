@@ -2,7 +2,16 @@ import ml_collections
 import pytest
 
 from tfaccel import UserError
-from tfaccel.config import Config, ImageConfig, RuntimeConfig, StepConfig, default_config, parse
+from tfaccel.config import (
+    Config,
+    ImageConfig,
+    RuntimeConfig,
+    StepConfig,
+    TrainConfig,
+    deciding,
+    default_config,
+    parse,
+)
 
 
 def test_defaults_are_a_valid_config():
@@ -119,7 +128,7 @@ def test_a_config_may_leave_out_what_it_does_not_change():
         ({"train": {"loss": "dice", "class_weights": "balanced"}}, "counts all classes alike"),
         (
             {"train": {"bce_target_threshold": 0.2}},
-            "bce_target_threshold=0.2 needs loss='binary_cross_entropy', but loss='cross_entropy'",
+            "bce_target_threshold=0.2 needs loss='binary_cross_entropy', but loss='auto'",
         ),
         (
             {"train": {"loss": "binary_cross_entropy", "class_weights": "balanced"}},
@@ -266,3 +275,9 @@ def test_xla_may_be_left_to_the_machine(given, kept):
 def test_xla_that_is_no_flag_is_refused():
     with pytest.raises(UserError, match="xla='maybe'; expected True or False, or None"):
         RuntimeConfig(xla="maybe")
+
+
+def test_a_checkpoint_of_an_earlier_version_has_the_loss_of_today():
+    # It was the default until 2026-11-30, when "auto" came, which is the same for its tasks.
+    assert deciding(Config())["train.loss"] == "cross_entropy"
+    assert deciding(Config(train=TrainConfig(loss="focal")))["train.loss"] == "focal"

@@ -77,6 +77,8 @@ EXPERIMENTS = {
     "restoration": (None, 54, "psnr"),
     "photos": (None, 23, "accuracy"),
     "vit": (cifar10, 3, "accuracy"),
+    "digit_tags": (None, 23, "f1_score"),
+    "digit_numbers": (None, 23, "r2_score"),
 }
 
 
@@ -94,6 +96,8 @@ def test_every_config_is_tried_here():
         ("cifar10", {}),  # half a minute
         ("imagenet_resnet50", {"runtime.xla": False}),
         ("vit", {}),
+        ("digit_tags", {}),
+        ("digit_numbers", {}),
     ],
 )
 def test_trains_measures_and_exports_at_its_smoke_size(name, changes, tmp_path):
@@ -254,6 +258,7 @@ def test_the_recipe_a3_trains_and_exports(tmp_path):
 def test_it_can_be_changed_on_the_command_line(name, monkeypatch, tmp_path):
     # Which writes 516 files.
     monkeypatch.setattr("tfaccel.data.blurred.ensure_blurred", lambda: tmp_path)
+    monkeypatch.setattr("tfaccel.data.digits.ensure_listed_digits", lambda: tmp_path)
     argv = [
         "tfaccel",
         f"--config={CONFIGS / name}.py",

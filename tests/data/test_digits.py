@@ -6,8 +6,8 @@ import pytest
 
 from tfaccel import UserError
 from tfaccel.data import digits
-from tfaccel.data.digits import ensure_digits, load_digits
-from tfaccel.data.sources import class_folders
+from tfaccel.data.digits import COLUMNS, ensure_digits, ensure_listed_digits, load_digits
+from tfaccel.data.sources import class_folders, image_list
 
 
 @pytest.fixture
@@ -60,3 +60,20 @@ def test_a_disk_that_is_full_is_said_and_nothing_stays(cache, monkeypatch):
     with pytest.raises(UserError, match=r"digits cannot be written to .* \(No space left on dev"):
         ensure_digits()
     assert list(cache.iterdir()) == []
+
+
+def test_the_lists_say_what_the_images_show(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    root = ensure_listed_digits()
+    assert ensure_listed_digits() == root
+    counts = {}
+    for split in ("training", "testing"):
+        source = image_list(root / f"{split}.csv", label_columns=COLUMNS[1:])
+        assert (source.task, source.target_names) == ("regression", COLUMNS[1:])
+        counts[split] = len(source)
+        for index in range(0, len(source), 60):
+            even, loop, value, ink = source.labels[index]
+            assert (even, loop) == (value % 2 == 0, value in (0, 6, 8, 9))
+            pixels = np.asarray(PIL.Image.open(source.images.files[index]))
+            assert ink == pytest.approx(pixels.sum() / 255, abs=1e-3)
+    assert counts == {"training": 1437, "testing": 360}

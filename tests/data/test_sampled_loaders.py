@@ -118,8 +118,9 @@ def test_images_without_one_class_each_are_refused(setup, kind):
     run, images = setup(xla=False), np.zeros((4, 8, 8, 1), np.uint8)
     labels = {"pairs": None, "several": np.zeros((4, 2), np.float32), "numbers": np.zeros((4, 1))}
     targets = images if kind == "pairs" else None
-    source = ArraySource(images, labels[kind], (), targets)
-    have = "target images" if kind == "pairs" else "other labels"
+    names = ("a", "b") if kind == "several" else ()
+    source = ArraySource(images, labels[kind], names, targets)
+    have = {"pairs": "target images", "several": "several classes", "numbers": "numbers"}[kind]
     with pytest.raises(UserError, match=f"one class each, but these have {have}"):
         run.loader(source, shuffle=True, sampling="balanced", **SETTINGS)
 

@@ -19,7 +19,7 @@ from tfaccel.training.losses import BinaryCrossentropy, Crossentropy, Dice, Sum
 
 def data_of(*, class_names=(), targets=None, **images):
     """What a loader's `.data` says."""
-    source = types.SimpleNamespace(targets=targets)
+    source = types.SimpleNamespace(targets=targets, task="classes" if targets is None else None)
     return types.SimpleNamespace(
         class_names=class_names,
         source=source,

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import shutil
 
 import keras
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 from conftest import compiled
 
 from tfaccel import UserError
-from tfaccel.config import default_config, parse
+from tfaccel.config import ExportConfig, default_config, parse
 from tfaccel.experiment import recipe, thaw
 from tfaccel.experiment import train as train_room
+from tfaccel.experiment.export_run import export_run
 from tfaccel.experiment.models.frozen import freeze
 from tfaccel.experiment.thaw import Stage
 from tfaccel.training.checkpoint import state
@@ -28,7 +30,7 @@ def digits(**changes):
     config.model.freeze, config.model.thaw_epochs = "backbone", "1"
     config.runtime.xla, config.runtime.gpu_ids = False, ()
     config.runtime.deterministic = True
-    config.checkpoint.every_steps = 2
+    config.checkpoint.every_steps, config.checkpoint.keep_last = 2, 20
     config.update_from_flattened_dict(changes)
     return parse(config)
 
@@ -203,6 +205,11 @@ def weights_after(monkeypatch):
         train_room.run(config, workdir=workdir)
         return models[-1].get_weights()
 
+    def exported(workdir, out):
+        export_run(workdir, out, ExportConfig(samples=8))
+        return models[-1].get_weights()
+
+    run_once.exported = exported
     monkeypatch.setattr(train_room, "rehearse", lambda *_, **__: NoRehearsal())
     monkeypatch.setattr(train_room, "fit", fit_and_cut)
     monkeypatch.setattr(
@@ -287,6 +294,20 @@ def test_a_run_killed_at_any_step_ends_alike(weights_after, tmp_path, at):
     with pytest.raises(CutError):
         weights_after(digits(), tmp_path / "cut", at=at)
     expect_equal(weights_after(digits(), tmp_path / "cut"), whole)
+
+
+@pytest.mark.slow
+def test_checkpoints_of_each_stage_are_exported(weights_after, tmp_path):
+    workdir = tmp_path / "run"
+    whole = weights_after(digits(), workdir)
+    assert [each.name[-2:] for each in sorted(workdir.glob("checkpoints/step-*"))][-1] == "18"
+    last = weights_after.exported(workdir, tmp_path / "out")
+    expect_equal(last, whole)
+    for each in workdir.glob("checkpoints/step-*"):
+        if int(each.name.removeprefix("step-")) > STEPS:
+            shutil.rmtree(each)
+    frozen = weights_after.exported(workdir, tmp_path / "out")
+    assert np.abs(frozen[0] - whole[0]).max() > 1e-3
 
 
 @pytest.mark.slow

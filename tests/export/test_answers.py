@@ -94,6 +94,41 @@ def _labelled(class_names):
     return types.SimpleNamespace(source=source, class_names=class_names, images=ImageConfig())
 
 
+def _listed(columns, **names):
+    """The same for several labels an image."""
+    source = ArraySource(
+        np.zeros((1, 2, 2, 1), np.uint8), np.zeros((1, columns), np.float32), **names
+    )
+    names = source.class_names
+    return types.SimpleNamespace(source=source, class_names=names, images=ImageConfig())
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_several_classes_have_a_probability_each(classes):
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(classes)])
+    model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True))
+    data = _listed(classes, class_names=tuple("abc"[:classes]))
+    answers = answers_of(model, data, losses=losses_of(model))
+    assert (answers.task, answers.class_names) == ("multilabel", tuple("abc"[:classes]))
+    logits = np.array([[0.0, 2.0, -2.0], [-1.0, 0.5, 9.0]], np.float32)[:, :classes]
+    named = answers.named(answers(tf.constant(logits)))
+    np.testing.assert_allclose(named["probabilities"], 1 / (1 + np.exp(-logits)), rtol=1e-6)
+    np.testing.assert_array_equal(named["is_present"], logits >= 0)
+    assert set(named) == {"logits", "probabilities", "is_present"}
+
+
+def test_numbers_are_answered_as_they_are():
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(2)])
+    model.compile(loss="mse")
+    answers = answers_of(model, _listed(2, target_names=("x", "y")), losses=losses_of(model))
+    assert (answers.task, answers.target_names) == ("regression", ("x", "y"))
+    numbers = tf.constant([[1.5, -2.0]], tf.float16)
+    given = answers.named(answers(numbers))
+    assert list(given) == ["numbers"]
+    assert given["numbers"].dtype == tf.float32
+    np.testing.assert_array_equal(given["numbers"], [[1.5, -2.0]])
+
+
 def test_the_likeliest_class_is_named():
     answers = Answers("logits", class_names=("a", "b", "c"))
     named = answers.named(answers(tf.constant([[0.0, 1.0, 2.0], [3.0, 1.0, 2.0]])))

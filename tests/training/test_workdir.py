@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tfaccel.common.errors import RunError, UserError
+from tfaccel.config import default_config
 from tfaccel.diagnostics import plot
 from tfaccel.training import workdir
 from tfaccel.training.workdir import check_usable, finished, held, write_config, write_json
@@ -79,3 +80,18 @@ def test_a_folder_that_may_not_be_searched_is_none(tmp_path, monkeypatch):
         check_usable(tmp_path / "closed" / "a", resume="required")
     with pytest.raises(UserError, match="there is no workdir"):
         plot.read(tmp_path / "closed" / "a")
+
+
+@pytest.mark.parametrize(
+    ("source", "targets", "expected"),
+    [("pairs", "image", "auto"), ("pairs", "mask", "cross_entropy"), ("folders", "image", None)],
+)
+def test_the_loss_that_earlier_versions_wrote_for_target_images_has_no_effect(
+    tmp_path, source, targets, expected
+):
+    config = default_config()
+    config.data.update({"source": source, "targets": targets, "root": "data"})
+    config.data.update({"train_targets": "t", "test_targets": "t"} if source == "pairs" else {})
+    config.train.loss = "cross_entropy"
+    workdir.write_config(tmp_path, config.to_dict())
+    assert workdir.read_config(tmp_path).train.loss == (expected or "cross_entropy")

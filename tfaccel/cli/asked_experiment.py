@@ -14,9 +14,12 @@ from tfaccel.config import Config, parse
 from tfaccel.config.names import check_model, check_monitor, check_optimizer, weights_file
 from tfaccel.training.workdir import check_no_other, finished, has_checkpoints
 
+TASKS = ("classes", "multilabel", "regression")  # of labels
 # The metrics that an epoch can have. The number of classes decides whether there is a top5.
 METRICS = {
-    "labels": ("loss", "accuracy", "top5"),
+    "classes": ("loss", "accuracy", "top5"),
+    "multilabel": ("loss", "binary_accuracy", "f1_score", "auc", "mean_average_precision"),
+    "regression": ("loss", "mean_absolute_error", "r2_score"),
     "mask": ("loss", "accuracy", "mean_iou"),
     "pairs": ("loss", "psnr"),
 }
@@ -57,10 +60,13 @@ def check_run(config: Config, workdir: pathlib.Path) -> None:
 
 
 def _check_monitor(config: Config) -> None:
-    source = config.data.source
+    source, task = config.data.source, config.data.task
     if source == "arrays":  # labels or targets: the files decide
-        names = METRICS["labels"] + METRICS["pairs"]
+        kinds = ("classes", "pairs")
+    elif source == "pairs":
+        kinds = ("mask" if config.data.targets == "mask" else "pairs",)
+    elif source == "csv" and task == "auto":  # the file decides
+        kinds = TASKS
     else:
-        is_mask = config.data.targets == "mask"
-        names = METRICS["mask" if is_mask else "pairs" if source == "pairs" else "labels"]
-    check_monitor(config.train.monitor, names)
+        kinds = ("classes" if task == "auto" else task,)
+    check_monitor(config.train.monitor, {name for each in kinds for name in METRICS[each]})

@@ -10,6 +10,7 @@ from absl import flags
 from tfaccel.cli.asked_experiment import check_experiment, check_run
 from tfaccel.cli.command import OF_CONFIG, command, topic_of
 from tfaccel.cli.flags import folder_to_be, new_file
+from tfaccel.common.checks import check_number
 from tfaccel.common.errors import UserError
 from tfaccel.common.flags import Flag
 from tfaccel.common.local_path import local_path
@@ -298,9 +299,10 @@ def export(values: flags.FlagValues, given: list[str]) -> int:
     summary="classify image files with an exported model",
     takes="--model=DIR IMAGE|FOLDER... [flags]",
     about="""
-        Prints the most likely classes of each image file and their probabilities. It needs only the
-        export, not the run's data. A file that cannot be read or decoded has an error in its place;
-        the other files are still classified, and the exit code is 1.
+        Prints the most likely classes of each image file and their probabilities. If an image may
+        have several classes, it prints all that are likely enough, and for a regression it prints
+        the numbers. It needs only the export, not the run's data. A file that cannot be read or
+        decoded has an error in its place; the other files are still read, and the exit code is 1.
 
         A folder stands for all images in it and its sub-folders. If the output is a file or a pipe,
         each image has one line.
@@ -316,7 +318,12 @@ def export(values: flags.FlagValues, given: list[str]) -> int:
             shown="DIR",
         ),
         Flag("top", 3, "number of classes to print for each file", at_least=1),
-        Flag("json", False, "print a line of JSON for each file: path, error, classes"),
+        Flag(
+            "threshold",
+            0.5,
+            "for several classes an image, the least probability of a class that is printed",
+        ),
+        Flag("json", False, "print JSON for each file: path, error, classes or numbers"),
         Flag("output", None, "a new CSV file for the rows of very many images", shown="FILE.csv"),
         Flag(
             "loader",
@@ -346,6 +353,7 @@ def predict(values: flags.FlagValues, paths: list[str]) -> int:
     if not values.model or not paths:
         missing = "files" if values.model else "model"
         raise UserError(f"no {missing} given; e.g. `tfaccel predict --model=runs/a cat.jpg`")
+    check_number("threshold", values.threshold, at_least=0, at_most=1)
     # Check as much as possible before TensorFlow starts, which takes seconds.
     for each in (values.model, *paths):
         local_path(each)  # or a UserError
@@ -371,12 +379,13 @@ def predict(values: flags.FlagValues, paths: list[str]) -> int:
     from tfaccel.export.predict import Predictor
 
     predictor, failed = Predictor(folder), False
+    least = {"threshold": values.threshold} if predictor.task == "multilabel" else {}
     for each in predictor(paths):
         failed |= each.error is not None
         if values.json:
-            show_json(each.as_dict(predictor.class_names, values.top))
+            show_json(each.as_dict(predictor.class_names, values.top, **least))
         else:
-            show(each.line(predictor.class_names, values.top))
+            show(each.line(predictor.class_names, values.top, **least))
     return int(failed)
 
 

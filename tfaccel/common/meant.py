@@ -73,7 +73,7 @@ SYNONYMS = {
     "model.new_layers": "new_head reset_head reinit_layers skip_layers",
     "model.weights": "pretrained weights_path init_from checkpoint_path initial_checkpoint "
     "finetune_from pretrained_weights load_weights pretrained_path from_pretrained",
-    "model.thaw_epochs": "thaw_epoch unfreeze_epoch unfreeze_epochs freeze_epochs thaw unfreeze",
+    "model.thaw_epochs": "thaw_epoch unfreeze_epoch unfreeze_epochs freeze_epochs thaw",
     "model.freeze": "freeze_layers frozen frozen_layers",
     "model.freeze=backbone": "freeze_backbone freeze_base linear_probe",
     "model.num_outputs": "num_classes nc n_classes num_labels",
@@ -136,8 +136,8 @@ FLAG_OF = {
 # Answers to names for which there is no field.
 TRUTHS = {
     "trainable fine_tune finetune unfreeze freeze_bn": (
-        "; 'model.freeze' freezes layers for a whole run. To thaw some later, set layer.trainable "
-        "in a Keras script before run.compile (`tfaccel help transfer`)"
+        "; 'model.freeze' freezes layers, and 'model.thaw_epochs' trains them from a later epoch "
+        "on (`tfaccel help transfer`)"
     ),
     "name": (
         "; the architecture is 'model.name' (--config.model.name), and the name of a run is that "

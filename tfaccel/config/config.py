@@ -106,12 +106,15 @@ def deciding(config: Config) -> dict[str, object]:
         sections.insert(2, "vit")
     if config.runtime.precision != "float16":  # where it decides the dtype of the weights
         free["model"].add("float32_layers")
-    return {
+    facts = {
         f"{section}.{name}": list(value) if isinstance(value, tuple) else value
         for section in sections
         for name, value in dataclasses.asdict(getattr(config, section)).items()
         if name not in free.get(section, ())
     }
+    if facts["train.loss"] == "auto":  # checkpoints of earlier versions have this default
+        facts["train.loss"] = "cross_entropy"
+    return facts
 
 
 def is_smoke(size: str) -> bool:

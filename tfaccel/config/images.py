@@ -28,6 +28,7 @@ LAST_BATCHES = ("pad", "drop", "repeat")
 LOADERS = ("auto", "dali_gpu", "dali_cpu", "tf_data", "memory", "cache")
 SAMPLINGS = ("uniform", "balanced", "square_root")
 SOURCES = ("folders", "csv", "tfrecord", "webdataset", "arrays", "pairs")
+TASKS = ("auto", "classes", "multilabel", "regression")  # of labels: see data/source.py
 # The fields that only one source uses, and those that only one window uses.
 SOURCE_ARGUMENTS = {
     "tfrecord": ("image_key", "label_key", "first_label"),
@@ -328,8 +329,9 @@ class DataConfig(ImageConfig):
     handwritten digits that tfaccel contains."""
     source: str = "folders"
     """Data format: folders, csv or others. "folders": one folder of images per class. "csv": a file
-    of paths and labels. "tfrecord": TFRecord shards. "webdataset": tar shards. "arrays": a folder
-    with images.npy and labels.npy. "pairs": input and target images in matching sub-folders."""
+    of paths and labels, or lines of JSON. "tfrecord": TFRecord shards. "webdataset": tar shards.
+    "arrays": a folder with images.npy and labels.npy. "pairs": input and target images in matching
+    sub-folders."""
     train: str = "training"
     """Training images: a path below root. It is a folder, a file or a pattern of shards."""
     test: str = "testing"
@@ -363,6 +365,18 @@ class DataConfig(ImageConfig):
     """For "csv": the column that has the paths. None: path, filename, image, file or similar."""
     label_column: str | None = None
     """For "csv": the column that has the labels. None: label, class, category or target."""
+    label_columns: Sequence[str] | None = None
+    """For "csv": several columns, e.g. x,y. They have 0 and 1 for each class, or numbers. "*" in a
+    name stands for any letters, and "*" alone for all columns but the path and the group. None: one
+    column."""
+    label_separator: str | None = None
+    """For "csv" with several classes in one column: what is between two names, e.g. ";". "json" is
+    a list of JSON. None finds out."""
+    task: str = "auto"
+    """Task: auto, classes, multilabel or regression. What the labels of an image are: "classes" is
+    one class, "multilabel" any number of classes, and "regression" numbers. "auto" decides by the
+    labels of "csv" and writes the reason to the log. Other sources have classes, and "tfrecord" and
+    "webdataset" have lists of labels if you set another task."""
     group_column: str | None = None
     """For "csv" with validation_split or num_folds: a column, e.g. patient. Images with an equal
     value stay together, in training or in validation."""
@@ -390,14 +404,19 @@ class DataConfig(ImageConfig):
         """Checks every field."""
         super().__post_init__()
         check_choice("source", self.source, SOURCES)
+        check_choice("task", self.task, TASKS)
+        names = _column_names("label_columns", self.label_columns)
+        object.__setattr__(self, "label_columns", names)
         check_int("first_label", self.first_label, at_least=0)
         for name in ("train", "test"):
             check_text(name, getattr(self, name), expected="a path below root, or '.' for root")
         for name in ("image_key", "label_key", "image_ext", "label_ext"):
             check_text(name, getattr(self, name), expected="a name that the shards use")
         of_lists = ("images", "path_column", "label_column", "group_column")
+        of_lists += ("label_columns", "label_separator")
         own = {"pairs": ("targets",), "csv": of_lists}
         check_only_with(self, "source", SOURCE_ARGUMENTS | own)
+        self._check_task()
         self._check_split()
         self._check_classes()
         for name in ("train_targets", "test_targets"):
@@ -412,17 +431,36 @@ class DataConfig(ImageConfig):
         check_choice("sampling", self.sampling, SAMPLINGS)
         if self.classes is not None:
             object.__setattr__(self, "classes", class_list(self.classes))
-        for name in ("classes", "sampling") if self.source == "pairs" else ():
+        others = {"multilabel": "several classes each", "regression": "numbers for labels"}
+        have = "target images" if self.source == "pairs" else others.get(self.task)
+        for name in ("classes", "sampling") if have else ():
             if getattr(self, name) != getattr(DataConfig, name):
                 raise UserError(
-                    f"{name}={getattr(self, name)!r} with source='pairs', whose images have no "
-                    f"classes; remove {name}"
+                    f"{name}={getattr(self, name)!r} needs images with one class each, but with "
+                    f"source={self.source!r} and task={self.task!r} they have {have}; remove {name}"
                 )
 
     @property
     def splits(self) -> bool:
         """True if the test images are a part of the training images."""
         return self.validation_split is not None or self.num_folds is not None
+
+    def _check_task(self) -> None:
+        several = self.task in ("multilabel", "regression")
+        if several and self.source not in ("csv", "tfrecord", "webdataset"):
+            raise UserError(
+                f"task={self.task!r} with source={self.source!r}; expected source='csv', a list of "
+                "the images and their labels, or 'tfrecord' or 'webdataset'"
+            )
+        if self.label_column is not None and self.label_columns is not None:
+            raise UserError("label_column and label_columns are both set; give one of them")
+        if self.label_separator is not None:
+            check_text("label_separator", self.label_separator, expected="a text, e.g. ';'")
+            if self.label_columns is not None or self.task not in ("auto", "multilabel"):
+                raise UserError(
+                    f"label_separator={self.label_separator!r} is for several classes in one "
+                    "column; remove it, or remove label_columns and task"
+                )
 
     def _check_split(self) -> None:
         if self.validation_split is not None:
@@ -497,6 +535,16 @@ def _image_size(name: str, value) -> tuple[int, int]:
     if not pair or not all(is_int(each, at_least=1) for each in value):
         raise UserError(f"{name}={value!r}; expected (height, width) in pixels, e.g. (28, 28)")
     return tuple(value)
+
+
+def _column_names(name: str, value) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    names = [each.strip() for each in value.split(",")] if isinstance(value, str) else value
+    is_list = isinstance(names, Sequence) and len(names) > 0
+    if not is_list or not all(each and isinstance(each, str) for each in names):
+        raise UserError(f"{name}={value!r}; expected names of columns, e.g. even,loop")
+    return tuple(names)
 
 
 def _range(name: str, value, *, at_most: float | None = None) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from tfaccel.config.documented import documented
 
 DECAYS = ("constant", "step", "cosine", "linear")
 WEIGHTS_ORDERS = ("rgb", "bgr")
-LOSSES = (
+LOSSES_OF_CLASSES = (
     "cross_entropy",
     "binary_cross_entropy",
     "focal",
@@ -26,6 +26,8 @@ LOSSES = (
     "cross_entropy_dice",
     "focal_dice",
 )
+LOSSES_OF_NUMBERS = ("squared_error", "absolute_error", "huber")
+LOSSES = ("auto", *LOSSES_OF_CLASSES, *LOSSES_OF_NUMBERS)
 
 
 @documented
@@ -113,9 +115,9 @@ class TrainConfig:
     learning_rate: float = 1e-3
     """The largest learning rate. It is reached after warm-up and falls during decay."""
     backbone_factor: float = 1.0
-    """Factor of the learning rate for all layers but the last one with weights, e.g. 0.1: a network
-    that begins from `model.weights` then changes less than its new head. It applies to the weight
-    decay, too."""
+    """Factor of the backbone's rate. A factor of 0.1 lets all layers but the last one with
+    weights learn with a tenth of the rate, so that a network from `model.weights` changes less than
+    its new head. The weight decay is multiplied, too."""
     base_batch_size: int | None = None
     """The global batch size for which learning_rate was chosen (256 in Goyal et al. 2017,
     arXiv:1706.02677). The learning rate is multiplied by global_batch_size / base_batch_size. None
@@ -144,20 +146,24 @@ class TrainConfig:
     global_clipnorm: float | None = None
     """Largest norm of all gradients together, e.g. 1.0. Larger gradients are scaled down, after
     they are summed over replicas and the loss scale is removed. None means no limit."""
-    loss: str = "cross_entropy"
-    """cross_entropy, focal or another loss. "focal" is cross entropy that counts easy rows or
-    pixels less: (1 - p)^focal_gamma times as much, where p is the probability of the right class
-    (Lin et al. 2017, arXiv:1708.02002). For labels, "binary_cross_entropy" judges each class by
-    itself, so that an image mixed of two classes may have both (Wightman et al. 2021,
-    arXiv:2110.00476). For masks, "dice" is 1 minus the soft Dice coefficient of
-    each image, and "cross_entropy_dice" and "focal_dice" are sums. Target images have the mean
-    absolute error instead, and need the default here."""
+    loss: str = "auto"
+    """Loss: auto, cross_entropy, focal or others. "auto" follows the task: "cross_entropy" for
+    classes and masks (binary for several classes an image), "squared_error" for numbers, and the
+    mean absolute error for target images. "focal" is cross entropy that counts easy rows or pixels
+    less: (1 - p)^focal_gamma times as much, where p is the probability of the right class (Lin et
+    al. 2017, arXiv:1708.02002). For labels, "binary_cross_entropy" judges each class by itself, so
+    that an image mixed of two classes may have both (Wightman et al. 2021, arXiv:2110.00476). For
+    masks, "dice" is 1 minus the soft Dice coefficient of each image, and "cross_entropy_dice" and
+    "focal_dice" are sums. For numbers, there are also "absolute_error" and "huber". Target images
+    need "auto"."""
     bce_target_threshold: float | None = None
     """For "binary_cross_entropy": a class is present in an image, with target 1, if its part of the
     mixed label is above this number, e.g. 0.2 (timm's option of the same name). The others have the
     target 0. None takes the parts themselves."""
     focal_gamma: float = 2.0
     """For "focal" and "focal_dice": the exponent. 0 is cross entropy."""
+    huber_delta: float = 1.0
+    """For "huber": errors up to this size count squared, and larger ones in proportion."""
     class_weights: str = "none"
     """none or balanced. "balanced": the cross entropy or focal loss of a class is multiplied by the
     mean frequency of classes, divided by its own frequency. So rare classes count as much as
@@ -168,7 +174,7 @@ class TrainConfig:
     tested after each epoch and exported. None keeps no average."""
     monitor: str = "val_loss"
     """Metric that selects the best epoch. It decides which checkpoints are the best, and early
-    stopping. Use its name in the logs. A loss should fall, every other metric should rise."""
+    stopping. Use its name in the logs. A loss or error should fall, every other metric rise."""
     steps_per_execution: int | None = None
     """Number of steps in one execution. Callbacks, logs, signals and checkpoints run once per
     execution, and the GPU does not wait for them in between. With XLA on the GPUs of one process,
@@ -210,6 +216,8 @@ class TrainConfig:
         check_only_with(self, "loss", {"binary_cross_entropy": ("bce_target_threshold",)})
         if self.bce_target_threshold is not None:
             check_number("bce_target_threshold", self.bce_target_threshold, above=0, below=1)
+        check_number("huber_delta", self.huber_delta, above=0)
+        check_only_with(self, "loss", {"huber": ("huber_delta",)})
         check_choice("class_weights", self.class_weights, ("none", "balanced"))
         if self.loss == "binary_cross_entropy" and self.class_weights != "none":
             raise UserError(
@@ -297,8 +305,9 @@ class StepConfig:
     give finite losses."""
     label_smoothing: float = 0.0
     """Smooth labels, e.g. by 0.1. This part of each training label is spread evenly over all
-    classes (Szegedy et al. 2016, arXiv:1512.00567). With label smoothing, mixup or cutmix, the step
-    turns whole-number labels into probabilities, [rows, classes] float32. Compile the model with
+    classes (Szegedy et al. 2016, arXiv:1512.00567). If an image has several classes, each of its
+    labels moves towards one half. With label smoothing, mixup or cutmix, the step turns
+    whole-number labels into probabilities, [rows, classes] float32. Compile the model with
     CategoricalCrossentropy for them."""
     mixup_alpha: float = 0.0
     """Blend images (mixup), e.g. 0.2. Each training image and its label are blended with the next

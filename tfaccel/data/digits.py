@@ -9,14 +9,23 @@ a second.
 
     root = ensure_digits()
     images, labels = load_digits()
+
+`ensure_listed_digits` writes the same images with two lists, `training.csv` and `testing.csv`, of
+which each row says several things of its image: see `COLUMNS`.
 """
 
 import pathlib
+from collections.abc import Iterator
 
 import numpy as np
 import PIL.Image
 
 from tfaccel.data.embedded import write_once
+
+# What a list says of each image: 1 for an even digit, 1 for a digit with a closed loop, the digit
+# itself, and its ink, which is the sum of the pixels as shares of full ones (11.5 to 27.1).
+COLUMNS = ("path", "even", "loop", "value", "ink")
+WITH_LOOP = (0, 6, 8, 9)
 
 
 def load_digits() -> tuple[np.ndarray, np.ndarray]:
@@ -34,11 +43,40 @@ def ensure_digits() -> pathlib.Path:
     return write_once("digits", _write)
 
 
+def ensure_listed_digits() -> pathlib.Path:
+    """Writes the images and lists to XDG_CACHE_HOME or ~/.cache on first use; returns their root.
+
+    Raises:
+      UserError: the files cannot be written.
+    """
+    return write_once("listed_digits", _write_lists)
+
+
 def _write(root: pathlib.Path) -> None:
-    images, labels = load_digits()
-    # Every fifth image is a test image. Pixels are 0..16 in the source.
-    pixels = (images * 15.9375).round().astype("uint8")
-    for index, (image, label) in enumerate(zip(pixels, labels, strict=True)):
-        folder = root / ("testing" if index % 5 == 0 else "training") / str(label)
+    for index, image, label in _pixels():
+        folder = root / _split(index) / str(label)
         folder.mkdir(parents=True, exist_ok=True)
         PIL.Image.fromarray(image).save(folder / f"{index:04d}.png")
+
+
+def _write_lists(root: pathlib.Path) -> None:
+    lines = {"training": [",".join(COLUMNS)], "testing": [",".join(COLUMNS)]}
+    for index, image, label in _pixels():
+        split = _split(index)
+        (root / split).mkdir(exist_ok=True)
+        PIL.Image.fromarray(image).save(root / split / f"{index:04d}.png")
+        said = int(label % 2 == 0), int(label in WITH_LOOP), label, f"{image.sum() / 255:.3f}"
+        lines[split].append(",".join(map(str, (f"{split}/{index:04d}.png", *said))))
+    for split, rows in lines.items():
+        (root / f"{split}.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+
+def _split(index: int) -> str:
+    return "testing" if index % 5 == 0 else "training"  # every fifth image is a test image
+
+
+def _pixels() -> Iterator[tuple[int, np.ndarray, int]]:
+    """Yields the index, the pixels in 0 to 255 and the digit of each image."""
+    images, labels = load_digits()
+    pixels = (images * 15.9375).round().astype("uint8")  # 0..16 in the source
+    yield from zip(range(len(labels)), pixels, labels.tolist(), strict=True)

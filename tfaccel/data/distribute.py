@@ -197,6 +197,11 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         before = self._class_weight  # weights of a `fit` that validates on this loader
         self._class_weight = None
         if class_weight is not None:
+            if len(tf.nest.flatten(self.data.spec[1])[0].shape) != 1:
+                raise UserError(
+                    "class_weight is for images of one class each, but these have several classes "
+                    "or numbers; remove class_weight"
+                )
             if not self.class_names:
                 raise UserError(
                     "class_weight needs data with known classes; remove class_weight, or let each "

@@ -32,7 +32,7 @@ from tfaccel.data.sampling import ClassSampling
 from tfaccel.data.scan import files
 from tfaccel.data.shards import Plan, check_even
 from tfaccel.data.source import ArraySource, ImageSource, UnreadableError, spread
-from tfaccel.data.sources.classes import has_classes
+from tfaccel.data.sources.classes import check_has_classes
 from tfaccel.data.sources.kinds import check_kinds
 from tfaccel.data.sources.mask_values import with_grey_masks
 from tfaccel.data.sources.pillow import image_size
@@ -107,6 +107,10 @@ class ImageData:
             lines.append(f"sampling: {self.plan.sampling}")
         if self.source.targets is not None:
             lines.append(f"targets: {self.images.targets}")
+        if self.source.task == "multilabel":
+            lines.append("labels: any number of classes an image")
+        elif self.source.task == "regression":
+            lines.append(f"labels: numbers, {', '.join(self.source.target_names)}")
         changed = [
             f"{each.name}={getattr(self.augment, each.name)}"
             for each in dataclasses.fields(self.augment)
@@ -322,12 +326,7 @@ def _check(source, images: ImageConfig, augment: AugmentConfig) -> None:
 
 
 def _check_sampling(source: ImageSource | ArraySource, sampling: str, *, shuffle: bool) -> None:
-    if not has_classes(source):
-        have = "target images" if source.targets is not None else "other labels"
-        raise UserError(
-            f"sampling={sampling!r} needs images with one class each, but these have {have}; use "
-            "sampling='uniform'"
-        )
+    check_has_classes(source, f"sampling={sampling!r}")
     if not shuffle:
         raise UserError(
             f"sampling={sampling!r} without shuffle=True; it is for training, where each epoch has "

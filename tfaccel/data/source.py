@@ -19,6 +19,12 @@ from tfaccel.common.regular_file import check_regular, open_regular, read_regula
 from tfaccel.data import stamps
 from tfaccel.data.file_names import FileNames
 
+# What the labels of an image are, and the form of a source's labels:
+#   classes      one class: [num_examples] int32, indices into `class_names`
+#   multilabel   any number of classes: [num_examples, classes] float32, 1 for the image's classes
+#   regression   numbers: [num_examples, targets] float32, in the order of `target_names`
+TASKS = ("classes", "multilabel", "regression")
+
 
 class UnreadableError(UserError):
     """Some examples cannot be used.
@@ -144,10 +150,11 @@ class ImageSource:
 
     Attributes:
       images: the input images.
-      labels: [num_examples] int32, indices into `class_names`; None for pairs.
-      class_names: names of the labels, in order; empty for pairs.
+      labels: what is learned, in the form of the task (see `TASKS`); None for pairs.
+      class_names: names of the classes, in order; empty for pairs and numbers.
       targets: target images of pairs, one for each input; None for labelled images.
       groups: [num_examples] int64, numbers of the groups that a split keeps together; or None.
+      target_names: for numbers, the name of each column of the labels; else empty.
     """
 
     images: Blobs
@@ -155,17 +162,28 @@ class ImageSource:
     class_names: tuple[str, ...] = ()
     targets: Blobs | None = None
     groups: np.ndarray | None = None
+    target_names: tuple[str, ...] = ()
 
     def __repr__(self):
         """Returns a summary of one line."""
-        classes = f", {len(self.class_names)} classes" if self.class_names else ""
         pairs = ", with targets" if self.targets is not None else ""
         folder = shown(self.images.folder)
-        return f"<tfaccel source: {len(self):,} images{classes}{pairs}, in {folder}>"
+        return f"<tfaccel source: {len(self):,} images{_told(self)}{pairs}, in {folder}>"
 
     def __len__(self):
         """Returns the number of examples."""
         return len(self.images)
+
+    @property
+    def task(self) -> str | None:
+        """One of TASKS, or None for pairs."""
+        return _task(self)
+
+    def decoded(self, *, images: np.ndarray, targets: np.ndarray | None = None) -> "ArraySource":
+        """Returns the same examples with the given pixels, and with the same labels."""
+        return ArraySource(
+            images, self.labels, self.class_names, targets, target_names=self.target_names
+        )
 
     def facts(self) -> dict[str, object]:
         """Returns the facts that must be the same on all workers, by name: see `agreement`."""
@@ -198,9 +216,10 @@ class ArraySource:
 
     Attributes:
       images: [num_examples, height, width, channels] uint8.
-      labels: [num_examples] int32, indices into `class_names`; None for pairs.
-      class_names: names of the labels, in order; empty for pairs.
+      labels: what is learned, in the form of the task (see `TASKS`); None for pairs.
+      class_names: names of the classes, in order; empty for pairs and numbers.
       targets: target images of pairs, [num_examples, height, width, channels] uint8; else None.
+      target_names: for numbers, the name of each column of the labels; else empty.
       copies: copies of images and targets in the GPUs' memory, by (name, device). The loader
         "memory" makes them. All loaders of the source share them, and they live as long as it.
     """
@@ -209,18 +228,23 @@ class ArraySource:
     labels: np.ndarray | None
     class_names: tuple[str, ...] = ()
     targets: np.ndarray | None = None
+    target_names: tuple[str, ...] = ()
     copies: dict = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
     groups = None  # an array has none of its own
 
     def __repr__(self):
         """Returns a summary of one line."""
-        classes = f", {len(self.class_names)} classes" if self.class_names else ""
         pairs = ", with targets" if self.targets is not None else ""
-        return f"<tfaccel source: uint8 array {self.images.shape}{classes}{pairs}>"
+        return f"<tfaccel source: uint8 array {self.images.shape}{_told(self)}{pairs}>"
 
     def __len__(self):
         """Returns the number of examples."""
         return len(self.images)
+
+    @property
+    def task(self) -> str | None:
+        """One of TASKS, or None for pairs."""
+        return _task(self)
 
     def facts(self) -> dict[str, object]:
         """Returns the facts that must be the same on all workers. Pixels would take too long."""
@@ -244,7 +268,35 @@ def spread(length: int, most: int) -> np.ndarray:
     return np.unique(np.linspace(0, length - 1, min(most, length)).astype(int))
 
 
+def fed_labels(source: ImageSource | ArraySource) -> np.ndarray:
+    """Returns the labels as the loaders give them: [num_examples] int64, or unchanged floats.
+
+    TensorFlow passes int32 between functions through the host, so each step would wait for the GPU.
+    """
+    return source.labels.astype(np.int64) if source.labels.ndim == 1 else source.labels
+
+
+def _task(source: ImageSource | ArraySource) -> str | None:
+    if source.labels is None:
+        return None
+    if source.labels.ndim == 1:
+        return "classes"
+    return "multilabel" if source.class_names else "regression"
+
+
+def _told(source: ImageSource | ArraySource) -> str:
+    """Returns what a source's summary says of its labels, with a comma before it; or ""."""
+    if source.target_names:
+        return f", with the numbers {', '.join(source.target_names)}"
+    several = ", several an image" if source.task == "multilabel" else ""
+    return f", {len(source.class_names)} classes{several}" if source.class_names else ""
+
+
 def _digest(labels: np.ndarray | None) -> str | None:
     if labels is None:
         return None
+    if labels.ndim > 1:
+        digest = hashlib.blake2b(str(labels.shape).encode(), digest_size=16)
+        digest.update(np.ascontiguousarray(labels, np.float32))
+        return digest.hexdigest()
     return hashlib.blake2b(np.ascontiguousarray(labels, np.int64), digest_size=16).hexdigest()

@@ -5,7 +5,8 @@
 
 Whether an example is held out depends on the seed and on its path below the deepest folder that
 holds all examples. So the parts are the same on all workers, in each run, and wherever the folder
-lies. With labels, each part has the same share of each class, as nearly as whole examples allow.
+lies. With labels, each part has the same share of each class, as nearly as whole examples allow. An
+image of several classes counts for its rarest one. Numbers are not looked at.
 
 Examples of one group stay in one part: the images of a patient, or the frames of a video. Groups
 are dealt one by one, the largest first, to the part that becomes most like the whole, as in
@@ -82,7 +83,7 @@ def _parts(
     check_int("seed", seed, at_least=0)
     names = list(_names(source))
     keys = np.array([_key(seed, each) for each in names])
-    labels = np.zeros(len(names), np.int64) if source.labels is None else source.labels
+    labels = _strata(source)
     groups = source.groups if group_pattern is None else _groups(names, group_pattern)
     if groups is None:
         parts = _of_examples(keys, labels, shares)
@@ -96,6 +97,18 @@ def _parts(
             "or hold out a larger share"
         )
     return parts
+
+
+def _strata(source: Source) -> np.ndarray:
+    """Returns the number of the class that an example counts for, [num_examples]."""
+    if source.task == "classes":
+        return source.labels
+    if source.task != "multilabel":
+        return np.zeros(len(source), np.int64)
+    # Rare classes first, as Sechidis et al. do (On the Stratification of Multi-Label Data, 2011).
+    order = np.argsort(source.labels.sum(axis=0), kind="stable")
+    rarest = source.labels[:, order].argmax(axis=1)
+    return np.where(source.labels.any(axis=1), 1 + rarest, 0)
 
 
 def _names(source: Source) -> Iterator[bytes]:

@@ -11,8 +11,8 @@ from tfaccel.config import DataConfig
 from tfaccel.data.digits import ensure_digits
 from tfaccel.data.sources.arrays import find_arrays
 from tfaccel.data.sources.folders import find_classes
-from tfaccel.data.sources.image_list import find_list
 from tfaccel.data.sources.index import find_shards
+from tfaccel.data.sources.list_rows import find_list
 from tfaccel.data.sources.pairs import find_images
 from tfaccel.data.sources.paths import absolute
 

@@ -88,7 +88,9 @@ def fit(
     """
     throughput = Throughput(train, clock=lambda: time.perf_counter() - paused_s())
     writers = make_writers(writes_to, loader=train, num_epochs=recipe.epochs) if writes_to else []
-    logs = Logs(writers, loader=train, throughput=throughput, gpus=GpuUsage(devices))
+    until = recipe.epochs if until is None else until
+    how = {"throughput": throughput, "epochs_later": recipe.epochs - until}
+    logs = Logs(writers, loader=train, gpus=GpuUsage(devices), **how)
     hints = [NearChance(train, test, updates_per_step=accumulation_steps)] if writes_to else []
     if writes_to:
         log.info("watch: tensorboard --logdir %s", shlex.quote(str(writes_to / "tensorboard")))
@@ -96,7 +98,7 @@ def fit(
         history = model.fit(
             train,
             validation_data=test,
-            epochs=recipe.epochs if until is None else until,
+            epochs=until,
             # Each callback sees the logs that earlier ones add.
             callbacks=[throughput, *_of_recipe(recipe), logs, *hints, checkpoints, *watches],
             verbose=0,

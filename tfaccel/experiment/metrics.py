@@ -1,5 +1,9 @@
-"""Metrics that Keras lacks: PSNR of restored images, and IoU and accuracy of masks.
+"""Metrics: of several classes an image, of numbers, of restored images and of masks.
 
+Keras's own metrics are taken where it has them. Those of several classes take logits here.
+
+run.compile(model, metrics=metrics_of_several(num_classes=80))
+run.compile(model, metrics=metrics_of_numbers())
 run.compile(model, metrics=[PSNR(std=0.5)])
 run.compile(model, metrics=[MeanIoU(21, ignore_class=255), PixelAccuracy(ignore_class=255)])
 """
@@ -14,6 +18,68 @@ from tfaccel.training.losses import labels_of, weights_of
 # The smallest error that counts. A perfect image has an infinite ratio, which would hide the others
 # in the mean, so it counts as 100 dB. An error of half an 8-bit grey level in every pixel is 54 dB.
 LEAST_MSE = 1e-10
+
+
+def metrics_of_several(num_classes: int) -> list[keras.metrics.Metric]:
+    """Returns metrics of any number of classes an image, for logits [rows, classes].
+
+    They are Keras's: the share of right answers (of all classes of all images), the F1 score, the
+    area under the ROC curve, and the mean average precision, as the area under the curve of
+    precision and recall. The last three are means over the classes. A class without any image
+    counts 0 in them, as in Keras. Keras computes areas from 200 thresholds.
+
+    Args:
+      num_classes: the number of classes.
+    """
+    areas = {"multi_label": True, "num_labels": num_classes}
+    return [
+        BinaryAccuracyOfLogits(name="binary_accuracy"),
+        F1OfLogits(average="macro", threshold=0.5, name="f1_score"),
+        AUCOfLogits(name="auc", **areas),
+        AUCOfLogits(curve="PR", name="mean_average_precision", **areas),
+    ]
+
+
+def metrics_of_numbers() -> list[keras.metrics.Metric]:
+    """Returns metrics of numbers [rows, numbers]: the mean absolute error and R squared, as means.
+
+    R squared is 1 for perfect numbers, and 0 for the mean of all rows.
+    """
+    return [
+        keras.metrics.MeanAbsoluteError(name="mean_absolute_error"),
+        keras.metrics.R2Score(name="r2_score"),
+    ]
+
+
+class _OfLogits:
+    """Lets a metric of Keras take logits, and labels that mixup or smoothing made fractions.
+
+    Such a label counts as 1 above one half, else as 0. The states of the metrics are sums over
+    rows, so the states of replicas are added.
+    """
+
+    merge_state = "sum"
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        """Adds the labels and logits of some rows, [rows, classes], of weights [rows]."""
+        y_true = ops.cast(ops.cast(y_true, "float32") > 0.5, "float32")
+        chances = ops.sigmoid(ops.cast(y_pred, "float32"))
+        return super().update_state(y_true, chances, sample_weight)
+
+
+@keras.saving.register_keras_serializable("tfaccel")
+class BinaryAccuracyOfLogits(_OfLogits, keras.metrics.BinaryAccuracy):
+    """Keras's BinaryAccuracy, for logits."""
+
+
+@keras.saving.register_keras_serializable("tfaccel")
+class F1OfLogits(_OfLogits, keras.metrics.F1Score):
+    """Keras's F1Score, for logits. `threshold` is one of probabilities."""
+
+
+@keras.saving.register_keras_serializable("tfaccel")
+class AUCOfLogits(_OfLogits, keras.metrics.AUC):
+    """Keras's AUC, for logits."""
 
 
 @keras.saving.register_keras_serializable("tfaccel")

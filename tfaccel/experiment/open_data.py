@@ -39,6 +39,8 @@ def open_source(
     if data.splits:
         train, test = _divided(data, _whole(data, split))
         return train if split == "train" else test
+    if split == "test" and data.source == "csv" and data.task == "auto" and class_names is None:
+        return open_sources(data)[1]  # the training labels decide on the task
     return _whole(data, split, class_names)
 
 
@@ -51,7 +53,7 @@ def open_sources(data: DataConfig) -> tuple[ImageSource | ArraySource, ImageSour
     if data.splits:
         return _divided(data, _whole(data, "train"))
     train = _whole(data, "train")
-    return train, _whole(data, "test", train.class_names)
+    return train, _whole(data, "test", train.class_names, task=train.task)
 
 
 def _divided(data: DataConfig, source) -> tuple:
@@ -61,16 +63,20 @@ def _divided(data: DataConfig, source) -> tuple:
     return sources.split(source, data.validation_split, **settings)
 
 
-def _whole(data: DataConfig, split: str, class_names: Sequence[str] | None = None):
+def _whole(
+    data: DataConfig, split: str, class_names: Sequence[str] | None = None, task: str | None = None
+):
     if data.classes is None:
-        return _found(data, split, class_names)
+        return _found(data, split, class_names, task)
     # A test set may lack classes of the list. The training images show whether a name is right.
     of, may_lack = ("training", False) if split == "train" or data.splits else ("test", True)
-    return sources.select_classes(_found(data, split), data.classes, may_lack=may_lack, of=of)
+    source = _found(data, split, None, task)
+    return sources.select_classes(source, data.classes, may_lack=may_lack, of=of)
 
 
-def _found(data: DataConfig, split: str, class_names: Sequence[str] | None = None):
+def _found(data: DataConfig, split: str, class_names: Sequence[str] | None, task: str | None):
     # The training classes are those of a test set, which may lack some. None: those that are found.
+    # A test set has the task of the training labels, too, whatever its own labels look like.
     where, *targets = places(data, split)
     if data.source == "pairs":
         return sources.image_pairs(where, *targets)
@@ -80,9 +86,12 @@ def _found(data: DataConfig, split: str, class_names: Sequence[str] | None = Non
     if class_names:
         arguments["class_names"] = class_names
     if data.source == "csv":
-        columns = ("path_column", "label_column", "group_column")
-        arguments |= {name: getattr(data, name) for name in columns}
+        columns = ("path_column", "label_column", "label_columns", "group_column")
+        arguments |= {name: getattr(data, name) for name in (*columns, "label_separator")}
+        arguments["task"] = task or data.task
         arguments["root"] = pathlib.Path(data.root) / data.images if data.images else None
+    elif data.source in ("tfrecord", "webdataset"):
+        arguments["task"] = "classes" if data.task == "auto" else data.task
     return _BY_NAME[data.source](where, **arguments)
 
 

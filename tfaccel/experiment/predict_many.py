@@ -10,7 +10,6 @@ the result has the same bytes as that of an uninterrupted call on the same devic
 import collections
 import dataclasses
 import hashlib
-import logging
 import os
 import pathlib
 from collections.abc import Callable, Sequence
@@ -35,8 +34,6 @@ from tfaccel.export.answers import Answers
 from tfaccel.process import waits
 from tfaccel.run import Run
 from tfaccel.runtime.cluster import check_one_process, find
-
-log = logging.getLogger("tfaccel")
 
 BATCH = 256  # images of a step over all replicas, about
 ROWS_PER_PIECE = 4096  # a second of work on a fast GPU, and 0.4 MB

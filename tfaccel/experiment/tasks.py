@@ -1,7 +1,7 @@
 """The task that the data set for a model: outputs, loss and metrics.
 
-`task_of` takes a loader's data and the model's config. Labels make a classification, target images
-a restoration, and masks a segmentation.
+`task_of` takes a loader's data and the model's config. Labels make a classification, into one class
+or several classes, or a regression. Target images make a restoration, and masks a segmentation.
 
     task = task_of(train.data, config.model, config.step, config.train)
     run.compile(model, optimizer, task.loss, metrics=task.metrics)
@@ -9,6 +9,7 @@ a restoration, and masks a segmentation.
 
 import contextlib
 import dataclasses
+import functools
 
 import keras
 import numpy as np
@@ -17,10 +18,17 @@ from tfaccel.common.errors import UserError
 from tfaccel.common.run_log import summary
 from tfaccel.config import ModelConfig, StepConfig, TrainConfig
 from tfaccel.config import names as names_lib
+from tfaccel.config.training import LOSSES_OF_NUMBERS
 from tfaccel.data.images import ImageData
 from tfaccel.data.source import Blobs
 from tfaccel.data.sources.pillow import UNREADABLE, histogram
-from tfaccel.experiment.metrics import PSNR, MeanIoU, PixelAccuracy
+from tfaccel.experiment.metrics import (
+    PSNR,
+    MeanIoU,
+    PixelAccuracy,
+    metrics_of_numbers,
+    metrics_of_several,
+)
 from tfaccel.training.losses import BinaryCrossentropy, Crossentropy, Dice, Sum
 
 # Evenly spread masks that are checked, and counted for weights: 0.1 s if they are photographs'.
@@ -32,8 +40,9 @@ class Task:
     """The outputs, loss and metrics of a model.
 
     Attributes:
-      output_shape: the model's output without the batch: (classes,), or (height, width, channels).
-      loss: a loss of the outputs as the model gives them: logits, or normalized pixels.
+      output_shape: the model's output without the batch: (classes,), (numbers,), or (height,
+        width, channels).
+      loss: a loss of the outputs as the model gives them: logits, numbers, or normalized pixels.
       metrics: the metrics besides the loss.
     """
 
@@ -43,7 +52,7 @@ class Task:
 
     @property
     def num_outputs(self) -> int:
-        """The number of classes, or of values per pixel."""
+        """The number of classes, of numbers, or of values per pixel."""
         return self.output_shape[-1]
 
 
@@ -52,16 +61,25 @@ def task_of(data: ImageData, model: ModelConfig, step: StepConfig, train: TrainC
 
     Args:
       data: the training data.
-      model: its `num_outputs` may set the number of classes.
+      model: its `num_outputs` may set the number of classes of images with one class each.
       step: it may turn labels into probabilities.
       train: its loss, and its weights of classes.
 
     Raises:
       UserError: `num_outputs` or the loss does not suit the data, or `num_outputs` is missing for
         masks, or a checked mask has a higher value; or the config asks for label smoothing, mixup
-        or cutmix, but the data have no labels.
+        or cutmix, but the data have no labels for them.
     """
-    if data.source.targets is None:
+    kind = data.source.task
+    if kind in ("multilabel", "regression"):
+        count = data.source.labels.shape[1]
+        if model.num_outputs not in (None, count):
+            raise UserError(
+                f"num_outputs={model.num_outputs}, but an image has {count} labels; remove "
+                "num_outputs"
+            )
+        return _several(count, train) if kind == "multilabel" else _regression(count, train, step)
+    if kind == "classes":
         num_outputs = _num_outputs(len(data.class_names), model.num_outputs)
         if train.bce_target_threshold is not None and step.label_smoothing:
             raise UserError(
@@ -78,7 +96,7 @@ def task_of(data: ImageData, model: ModelConfig, step: StepConfig, train: TrainC
     if train.loss != TrainConfig.loss or train.class_weights != "none":
         raise UserError(
             f"loss={train.loss!r}, class_weights={train.class_weights!r} with target images; they "
-            "are for classes: remove them"
+            "are for classes or numbers: remove them"
         )
     return _restoration(data.images, model.num_outputs)
 
@@ -92,7 +110,7 @@ def check_model(model: keras.Model, task: Task) -> None:
         raise UserError(
             f"model {model.name} gives {model.output_shape[1:]} for an image, but the targets of "
             f"these data need {task.output_shape}; use a model that gives "
-            + ("an image" if len(task.output_shape) == 3 else "classes")
+            + ("an image" if len(task.output_shape) == 3 else "a number for each label")
         )
 
 
@@ -115,9 +133,10 @@ def _classification(
     num_outputs: int, data: ImageData, train: TrainConfig, *, mixes_labels: bool
 ) -> Task:
     """Returns the task, for probabilities if the step turns labels into them, else for labels."""
-    if train.loss not in ("cross_entropy", "binary_cross_entropy", "focal"):
+    if train.loss not in ("auto", "cross_entropy", "binary_cross_entropy", "focal"):
+        what = "numbers" if train.loss in LOSSES_OF_NUMBERS else "masks"
         raise UserError(
-            f"loss={train.loss!r} with labelled images; it is for masks: use 'cross_entropy', "
+            f"loss={train.loss!r} with labelled images; it is for {what}: use 'cross_entropy', "
             "'binary_cross_entropy' or 'focal'"
         )
     weights = None
@@ -139,11 +158,54 @@ def _classification(
     return Task((num_outputs,), loss, ["accuracy", *top_5])
 
 
-def _segmentation(data: ImageData, asked: int | None, train: TrainConfig) -> Task:
-    if train.loss == "binary_cross_entropy":
+def _several(num_classes: int, train: TrainConfig) -> Task:
+    """Returns the task of any number of classes an image, each with a logit of its own."""
+    if train.loss not in ("auto", "cross_entropy", "binary_cross_entropy", "focal"):
         raise UserError(
-            "loss='binary_cross_entropy' with masks; it is for labelled images: use one of "
-            "'cross_entropy', 'focal', 'dice', 'cross_entropy_dice' or 'focal_dice'"
+            f"loss={train.loss!r} with several classes an image; use 'cross_entropy' or 'focal'"
+        )
+    if train.bce_target_threshold is not None:
+        raise UserError(
+            f"bce_target_threshold={train.bce_target_threshold} with several classes an image, "
+            "whose labels are 0 or 1; it is for images with one class: remove it"
+        )
+    if train.class_weights != "none":
+        raise UserError(
+            f"class_weights={train.class_weights!r} with several classes an image, of which each "
+            "has its own loss; remove it, or use loss='focal'"
+        )
+    if train.loss == "focal":
+        loss = keras.losses.BinaryFocalCrossentropy(gamma=train.focal_gamma, from_logits=True)
+    else:
+        loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    return Task((num_classes,), loss, metrics_of_several(num_classes))
+
+
+def _regression(num_numbers: int, train: TrainConfig, step: StepConfig) -> Task:
+    if step.label_smoothing or step.cutmix_alpha:
+        raise UserError(
+            f"label_smoothing={step.label_smoothing}, cutmix_alpha={step.cutmix_alpha} with "
+            "numbers as labels; they are for classes: set both to 0, or use mixup_alpha, which "
+            "blends numbers too"
+        )
+    if train.loss not in ("auto", *LOSSES_OF_NUMBERS) or train.class_weights != "none":
+        raise UserError(
+            f"loss={train.loss!r}, class_weights={train.class_weights!r} with numbers as labels; "
+            f"use one of {', '.join(LOSSES_OF_NUMBERS)}, and no class_weights"
+        )
+    loss = {
+        "absolute_error": keras.losses.MeanAbsoluteError,
+        "huber": functools.partial(keras.losses.Huber, delta=train.huber_delta),
+    }.get(train.loss, keras.losses.MeanSquaredError)()
+    return Task((num_numbers,), loss, metrics_of_numbers())
+
+
+def _segmentation(data: ImageData, asked: int | None, train: TrainConfig) -> Task:
+    if train.loss == "binary_cross_entropy" or train.loss in LOSSES_OF_NUMBERS:
+        what = "numbers" if train.loss in LOSSES_OF_NUMBERS else "labelled images"
+        raise UserError(
+            f"loss={train.loss!r} with masks; it is for {what}: use one of 'cross_entropy', "
+            "'focal', 'dice', 'cross_entropy_dice' or 'focal_dice'"
         )
     if asked is None:
         raise UserError(
@@ -159,7 +221,7 @@ def _segmentation(data: ImageData, asked: int | None, train: TrainConfig) -> Tas
         )
     counts = _checked_counts(data.found.targets, asked, ignored)
     weights = _balanced(counts, f"{NUM_MASKS} masks") if train.class_weights == "balanced" else None
-    if train.loss == "cross_entropy" and ignored is None and weights is None:
+    if train.loss in ("auto", "cross_entropy") and ignored is None and weights is None:
         loss = _cross_entropy()
     elif train.loss == "dice":
         loss = Dice(ignore_class=ignored)

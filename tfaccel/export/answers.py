@@ -19,18 +19,22 @@ from tfaccel.data.images import ImageData
 from tfaccel.export.card import completed
 from tfaccel.training.losses import OF_LOGITS
 
+THRESHOLD = 0.5  # the least probability of a class that an image has, of several
+
 
 @dataclasses.dataclass(frozen=True)
 class Answers:
     """The kind of a model's only output, and how to compute the answers from it.
 
     Attributes:
-      kind: "logits" or "probabilities" of classes (for a mask: of each pixel), or "image", with
-        pixels normalized as the inputs are.
+      kind: "logits" or "probabilities" of classes (for a mask: of each pixel); "numbers"; or
+        "image", with pixels normalized as the inputs are.
       exclusive: whether exactly one class is right; if not, each has its own probability.
       mean: for an image, the mean of pixels in 0..1.
       std: for an image, their standard deviation.
       class_names: the name of each class, in order; empty if the classes have no names.
+      several: whether an image has any number of classes. A single output is then one class.
+      target_names: for numbers, the name of each.
     """
 
     kind: str
@@ -38,21 +42,42 @@ class Answers:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     class_names: tuple[str, ...] = ()
+    several: bool = False
+    target_names: tuple[str, ...] = ()
+
+    @property
+    def task(self) -> str | None:
+        """What is answered of an image: see `data.source.TASKS`; None for an image or a mask."""
+        if self.kind == "numbers":
+            return "regression"
+        if self.kind == "image":
+            return None
+        return "multilabel" if self.several else "classes"
 
     def __call__(self, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the answers by name, float32.
 
         They are "probabilities", [rows, ..., classes], and "logits" if the model gives them; or
-        "image", [rows, height, width, channels], in 0 to 255.
+        "numbers", [rows, numbers]; or "image", [rows, height, width, channels], in 0 to 255.
         """
         outputs = tf.cast(outputs, tf.float32)
         if self.kind == "image":
             return {"image": 255 * tf.clip_by_value(outputs * self.std + self.mean, 0.0, 1.0)}
+        if self.kind == "numbers":
+            return {"numbers": outputs}
         logits = {"logits": outputs} if self.kind == "logits" else {}
         return logits | {"probabilities": self._probabilities(outputs)}
 
     def named(self, answers: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Returns the answers and, if classes have names, the likeliest one's: [rows] string."""
+        """Returns the answers and, if classes have names, the likeliest one's: [rows] string.
+
+        If an image has any number of classes, it returns instead which of them are at least as
+        likely as THRESHOLD, "is_present": [rows, classes] bool.
+        """
+        if self.several:
+            return answers | {"is_present": answers["probabilities"] >= THRESHOLD}
+        if self.kind == "numbers":
+            return answers
         if not self.class_names or answers["probabilities"].shape.rank != 2:
             return answers
         # A folder's name may be invalid UTF-8.
@@ -60,7 +85,7 @@ class Answers:
         return answers | {"class_name": tf.gather(names, tf.argmax(answers["probabilities"], -1))}
 
     def _probabilities(self, outputs):
-        alone = outputs.shape[-1] == 1
+        alone = outputs.shape[-1] == 1 and not self.several
         activation = tf.nn.softmax if self.exclusive and not alone else tf.sigmoid
         chances = activation(outputs) if self.kind == "logits" else outputs
         if not alone:
@@ -83,6 +108,8 @@ def answers_of(model: keras.Model, data: ImageData, *, losses: Sequence) -> Answ
     images = data.images
     if data.source.targets is not None and images.targets != "mask":
         return Answers("image", mean=images.mean, std=images.std)
+    if data.source.task == "regression":
+        return Answers("numbers", target_names=data.source.target_names)
     loss = keras.losses.get(losses[0]) if losses else None
     name = getattr(loss, "__name__", type(loss).__name__)
     is_keras = getattr(loss, "__module__", "").startswith("keras.")
@@ -94,9 +121,12 @@ def answers_of(model: keras.Model, data: ImageData, *, losses: Sequence) -> Answ
             "keras.losses to know whether the outputs are logits or probabilities of classes; "
             "compile it with run.compile(model, ..., loss=...), or remove loader="
         )
-    num_classes = max(2, model.output_shape[-1])
+    exclusive = "binary" not in name.lower()
+    several = data.source.task == "multilabel" and not exclusive
+    num_classes = max(1 if several else 2, model.output_shape[-1])
     return Answers(
         "logits" if is_ours or getattr(loss, "from_logits", False) else "probabilities",
-        exclusive="binary" not in name.lower(),
+        exclusive=exclusive,
+        several=several,
         class_names=completed(data.class_names, num_classes) if data.class_names else (),
     )

@@ -53,6 +53,8 @@ def write(
         "computes_in": precision,
         "xla": config.xla,
         "class_names": list(images.answers.class_names) if images else [],
+        "task": images.answers.task if images else None,
+        "target_names": list(images.answers.target_names) if images else [],
         "answers": images.answers.kind if images else None,
         "exclusive": images.answers.exclusive if images else None,
         "pixel_dtype": images.pixel_dtype if images else None,

@@ -25,6 +25,7 @@ from tfaccel.common.disk_errors import from_tensorflow, not_written
 from tfaccel.common.errors import RunError, UserError
 from tfaccel.common.tables import cleaned, in_figures
 from tfaccel.export import fresh_process
+from tfaccel.export.answers import THRESHOLD
 from tfaccel.export.samples import Samples
 from tfaccel.export.saved_model import Images, input_names, outputs_by_name, structured
 from tfaccel.keras_internals.layers import layers_of
@@ -251,7 +252,14 @@ def _same_files(
         apart = float(np.abs(expected[kind] - received[kind]).mean(axis=(1, 2, 3)).max())
         words = f"the worst image differs by {apart:.2f} of 255 grey levels, from the same files"
         return [Check(f"{prefix}answers", apart, PIXEL_LIMIT, words)]
+    if kind == "numbers":
+        what = "from the same files"
+        return [_relative(f"{prefix}answers", expected, received, OUTPUT_LIMIT, what)]
     chances = (each["probabilities"] for each in (expected, received))
+    if images.answers.several:
+        how = {"limit": OUTPUT_LIMIT, "what": "from the same files", "least": 1.0}
+        answers = _relative(f"{prefix}answers", {kind: expected[kind]}, received, **how)
+        return [answers, _same_classes(f"{prefix}classes", *chances, tolerance, labels)]
     top_1 = _same_best(f"{prefix}top-1", *chances, tolerance, labels)
     if expected[kind].ndim > 2:
         return [top_1]  # with millions of pixels in a mask, the worst one says little
@@ -294,6 +302,36 @@ def _same_best(
         words += f"{right.mean():.0%}"
     wrong = float((~same & ~tie).mean())
     return Check(name, wrong, max(DISAGREEMENT_LIMIT, 1 / num), words)
+
+
+def _same_classes(
+    name: str,
+    expected: np.ndarray,
+    received: np.ndarray,
+    tolerance: float,
+    labels: np.ndarray | None,
+) -> Check:
+    """Compares which classes are at least as likely as THRESHOLD: see `_same_best`.
+
+    Args:
+      name: the name of the check.
+      expected: the trained model's probabilities, [num, classes].
+      received: the export's probabilities, [num, classes].
+      tolerance: a probability that is as near to the threshold as this may fall on either side.
+      labels: 1 for the right classes, [num, classes]; None if they are not known.
+    """
+    has, theirs = expected >= THRESHOLD, received >= THRESHOLD
+    same, tie = has == theirs, np.abs(expected - THRESHOLD) <= tolerance
+    num = same.size
+    words = (
+        f"the export and the trained model agree on {int(same.sum()):,} of {num:,} classes of the "
+        f"images, {same.mean():.2%}"
+    )
+    if ties := int((tie & ~same).sum()):
+        words += f"; ties among the others: {ties:,}"
+    if labels is not None and labels.shape == theirs.shape:
+        words += f"; the export is right on {(theirs == (labels > THRESHOLD)).mean():.0%}"
+    return Check(name, float((~same & ~tie).mean()), max(DISAGREEMENT_LIMIT, 1 / num), words)
 
 
 def _relative(

@@ -1,4 +1,4 @@
-"""Predicts the classes of image files with an export.
+"""Predicts the classes of image files, or numbers, with an export.
 
 A `Predictor` takes the folder of an export, or of its versions. It yields a Prediction for each
 path. A file that cannot be read gives a Prediction with an error.
@@ -20,6 +20,7 @@ from tfaccel.common.errors import UserError
 from tfaccel.common.literal_path import literal
 from tfaccel.common.regular_file import check_regular, read_regular
 from tfaccel.common.report import in_lines
+from tfaccel.common.tables import in_figures
 from tfaccel.export import card
 from tfaccel.export.asked_images import find_export
 from tfaccel.runtime import devices as runtime
@@ -35,25 +36,48 @@ class Prediction:
       path: the path as given.
       probabilities: [classes] float32, in the order of `class_names`; None after an error.
       error: why the file cannot be read or decoded; None if it can.
+      numbers: [numbers] float32, in the order of `target_names`, or [0] after an error; None if
+        classes are predicted.
     """
 
     path: str
     probabilities: np.ndarray | None = None
     error: str | None = None
+    numbers: np.ndarray | None = None
 
-    def as_dict(self, class_names: Sequence[str], most: int) -> dict[str, object]:
-        """Returns the prediction for JSON, with at most `most` classes, the likeliest first."""
+    def as_dict(
+        self, class_names: Sequence[str], most: int, *, threshold: float | None = None
+    ) -> dict[str, object]:
+        """Returns the prediction for JSON, with at most `most` classes, the likeliest first.
+
+        Args:
+          class_names: the names of the classes, or of the numbers, which are all returned.
+          most: the most classes of an image with one class.
+          threshold: the least probability of a class, if an image has any number of classes.
+        """
+        found = {"path": self.path, "error": self.error}
+        if self.numbers is not None:
+            named = zip(class_names, self.numbers.tolist(), strict=False)  # after an error, none
+            return found | {"numbers": dict(named)}
         chances = self.probabilities
-        order = [] if chances is None else np.argsort(-chances, kind="stable")[:most]
+        order = [] if chances is None else np.argsort(-chances, kind="stable")
+        if threshold is None:
+            order = order[:most]
+        else:
+            order = [index for index in order if chances[index] >= threshold]
         classes = [
             {"class": class_names[index], "probability": float(chances[index])} for index in order
         ]
-        return {"path": self.path, "error": self.error, "classes": classes}
+        return found | {"classes": classes}
 
-    def line(self, class_names: Sequence[str], most: int) -> str:
+    def line(self, class_names: Sequence[str], most: int, *, threshold: float | None = None) -> str:
         """Returns the same as text for people."""
-        classes = self.as_dict(class_names, most)["classes"]
-        said = [f"{each['class']} {each['probability']:.1%}" for each in classes]
+        found = self.as_dict(class_names, most, threshold=threshold)
+        if self.numbers is not None:
+            said = [f"{name} {in_figures(each, 4)}" for name, each in found["numbers"].items()]
+        else:
+            said = [f"{each['class']} {each['probability']:.1%}" for each in found["classes"]]
+        said = said or [f"no class of at least {threshold or 0:.0%}"]
         return in_lines(f"{self.path}: {self.error or ', '.join(said)}", rest="  ")
 
 
@@ -61,7 +85,8 @@ class Predictor:
     """A loaded export.
 
     Attributes:
-      class_names: the names of its classes, in order.
+      task: what it predicts: see `data.source.TASKS`.
+      class_names: the names of its classes, in order, or of its numbers.
     """
 
     def __init__(self, model: pathlib.Path):
@@ -72,7 +97,7 @@ class Predictor:
             run's workdir.
 
         Raises:
-          UserError: there is no export, or it does not predict the classes of image files.
+          UserError: there is no export, or it predicts neither classes of image files nor numbers.
         """
         folder = find_export(model)
         facts = card.read(folder)
@@ -87,13 +112,17 @@ class Predictor:
         except (OSError, ValueError, tf.errors.OpError) as error:
             raise UserError(f"{folder} cannot be loaded ({error}); export it again") from error
         self._answer = self._loaded.signatures.get("predict_bytes")
-        shape = self._answer.structured_outputs.get("probabilities") if self._answer else None
+        given = self._answer.structured_outputs if self._answer else {}
+        self._name = "numbers" if "numbers" in given else "probabilities"
+        shape = given.get(self._name)
+        self.task = facts.get("task") or "classes"  # which older exports do not say
         if shape is None or len(shape.shape) != 2:
             raise UserError(
                 f"{folder} does not predict the classes of image files; expected an export "
                 "made with a loader of labelled images, as `tfaccel train` makes it"
             )
-        named = [str(each) for each in facts["class_names"]]
+        key = "target_names" if self._name == "numbers" else "class_names"
+        named = [str(each) for each in facts.get(key, ())]
         self.class_names = list(card.completed(named, shape.shape[1]))
 
     def __call__(self, paths: Sequence[str]) -> Iterator[Prediction]:
@@ -107,14 +136,18 @@ class Predictor:
         for path, each in zip(paths, read, strict=True):
             answer = next(answers) if isinstance(each, bytes) else each
             is_error = isinstance(answer, str)
-            yield Prediction(path, error=answer) if is_error else Prediction(path, answer)
+            if not is_error:
+                yield Prediction(path, **{self._name: answer})
+            else:
+                none = np.zeros(0) if self._name == "numbers" else None
+                yield Prediction(path, error=answer, numbers=none)
 
     def _ask(self, encoded: list[bytes]) -> list[np.ndarray | str]:
-        """Returns each file's probabilities, or why it cannot be decoded."""
+        """Returns each file's probabilities or numbers, or why it cannot be decoded."""
         if not encoded:
             return []
         try:
-            return list(self._answer(image_bytes=tf.constant(encoded))["probabilities"].numpy())
+            return list(self._answer(image_bytes=tf.constant(encoded))[self._name].numpy())
         except tf.errors.OpError as error:
             if len(encoded) == 1:
                 return [_in_words(error)]

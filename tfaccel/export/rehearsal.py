@@ -43,7 +43,10 @@ BEFORE_IT = 1  # executions that training has begun before the trial
 NUM_SAMPLES = 2  # images for the process, because a CPU may be slow in float16
 # Rounding errors are larger with untrained weights, so the limits are this many times larger.
 MARGIN = 10.0
-OF_TRAINED_WEIGHTS = ("answers", "top-1", "ONNX answers", "ONNX top-1")  # judged only at the end
+# Judged only at the end.
+OF_TRAINED_WEIGHTS = tuple(
+    f"{prefix}{each}" for prefix in ("", "ONNX ") for each in ("answers", "top-1", "classes")
+)
 
 
 class Rehearsal:

@@ -33,7 +33,7 @@ class Samples:
       encoded: the file of each image; a PNG of the same pixels if it is neither JPEG nor PNG.
       inputs: [num, height, width, channels], the model's inputs from the pipeline.
       source: a source of these image files; None if there are only arrays.
-      labels: the class of each image, [num]; None if there are none.
+      labels: the class of each image, [num]; several labels of it, [num, labels]; or None.
     """
 
     names: list[str]

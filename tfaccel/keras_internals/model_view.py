@@ -156,6 +156,30 @@ def takes_labels(model) -> bool:
     return model.loss == "sparse_categorical_crossentropy" or isinstance(model.loss, sparse)
 
 
+def labels_for(model) -> str:
+    """Returns what the model's loss takes for labels: "classes", "multilabel" or "regression".
+
+    A binary cross-entropy takes 0 or 1 for each output, and an error takes numbers. A model whose
+    loss is not known is taken for one of classes.
+    """
+    loss = getattr(model, "loss", None)
+    name = loss if isinstance(loss, str) else type(loss).__name__
+    if name in _OF_SEVERAL:
+        return "multilabel"
+    return "regression" if name in _OF_NUMBERS else "classes"
+
+
+_OF_SEVERAL = (
+    *("BinaryCrossentropy", "BinaryFocalCrossentropy"),
+    *("binary_crossentropy", "binary_focal_crossentropy"),
+)
+_OF_NUMBERS = (
+    *("MeanSquaredError", "MeanAbsoluteError", "Huber", "LogCosh", "MeanSquaredLogarithmicError"),
+    *("MeanAbsolutePercentageError", "mse", "mae", "mean_squared_error", "mean_absolute_error"),
+    *("huber", "log_cosh"),
+)
+
+
 def losses_of(model) -> list:
     """Returns the losses that the model was compiled with."""
     return tf.nest.flatten(model._compile_loss._user_loss) if model._compile_loss else []

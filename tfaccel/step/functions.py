@@ -63,7 +63,12 @@ from tfaccel.data.deferred import Deferred
 from tfaccel.data.gathered import Launches
 from tfaccel.keras_internals import row_operations
 from tfaccel.keras_internals.function_names import Alike, alike, own_numbers
-from tfaccel.keras_internals.model_view import is_of_keras, is_synchronized, runs_eagerly
+from tfaccel.keras_internals.model_view import (
+    is_of_keras,
+    is_synchronized,
+    labels_for,
+    runs_eagerly,
+)
 from tfaccel.keras_internals.recording import JoinsRowsError
 from tfaccel.keras_internals.replica import InXla, Replica, local_replicas
 from tfaccel.keras_internals.stateful import local_batches_alike
@@ -142,7 +147,8 @@ def set_functions(
         if name == "train_step" and not is_of_keras(model, name):
             step = loss_scale.unscaled(model, step)
         step = row_operations.noticed(step)
-        step = labels.watched(step, are_probabilities=config.mixes_labels)
+        are_probabilities = config.mixes_labels and labels_for(model) == "classes"
+        step = labels.watched(step, are_probabilities=are_probabilities)
         made = _Step(model, strategy, config, step, replicas, said=said, **settings)
         parts = config.accumulation_steps if made.trains else 1
         if made.several or parts > 1:

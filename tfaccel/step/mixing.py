@@ -2,7 +2,10 @@
 
 `mixed` takes a model and `config.step`. It returns a function that changes a replica's batch, on
 its device, before the model's own step sees it. Label smoothing, mixup and cutmix turn labels into
-probabilities over the classes, [rows, classes] float32. Cutout does not change labels or targets.
+probabilities over the classes, [rows, classes] float32. With a binary cross-entropy, labels of
+several classes a row are [rows, classes] already, and each is smoothed towards one half, as Keras
+does. With the loss of a regression, mixup blends the numbers, and the others are refused. Cutout
+does not change labels or targets.
 
     change = mixed(model, config)           # for training
     batch = change(replica, batch)
@@ -22,7 +25,7 @@ import tensorflow as tf
 from tfaccel.common.errors import UserError
 from tfaccel.common.tables import in_figures
 from tfaccel.config import StepConfig
-from tfaccel.keras_internals.model_view import outputs_of, takes_labels
+from tfaccel.keras_internals.model_view import labels_for, outputs_of, takes_labels
 from tfaccel.keras_internals.replica import Replica
 from tfaccel.step import blend, cutout, totals
 
@@ -36,7 +39,7 @@ def mixed(model: keras.Model, config: StepConfig) -> Callable:
     def change(replica: Replica, batch):
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         if config.mixes_labels:
-            y = _smoothed(_probabilities(model, y), config.label_smoothing)
+            y = _smoothed(model, y, config.label_smoothing)
         if config.mixup_alpha or config.cutmix_alpha:
             own = blend.own_part(config, _image(x), replica, model.optimizer)
             own = [_unless_padding(each, totals.real_rows(batch)) for each in own]
@@ -65,7 +68,8 @@ def specs_as_probabilities(model: keras.Model) -> Callable:
     def change(batch):
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         labels = _labels(y)
-        y = tf.TensorSpec((labels.shape[0], model.output_shape[-1]), tf.float32)
+        shape = (labels.shape[0], model.output_shape[-1])
+        y = tf.TensorSpec(labels.shape if _are_values(model, labels) else shape, tf.float32)
         return keras.utils.pack_x_y_sample_weight(x, y, weight)
 
     return change
@@ -73,8 +77,14 @@ def specs_as_probabilities(model: keras.Model) -> Callable:
 
 def check(model: keras.Model, config: StepConfig) -> None:
     """Raises UserError for a model that these changes to labels and images do not suit."""
-    outputs = outputs_of(model)
-    if len(outputs) != 1 or len(outputs[0].shape) != 2 or (outputs[0].shape[-1] or 0) < 2:
+    outputs, kind = outputs_of(model), labels_for(model)
+    if kind == "regression" and (config.label_smoothing or config.cutmix_alpha):
+        raise UserError(
+            "label_smoothing or cutmix with the loss of a regression; they are for classes: remove "
+            "them, or use mixup_alpha, which blends numbers too"
+        )
+    least = 2 if kind == "classes" else 1
+    if len(outputs) != 1 or len(outputs[0].shape) != 2 or (outputs[0].shape[-1] or 0) < least:
         received = ", ".join(str(each.shape[1:]) for each in outputs) or "no known outputs"
         raise UserError(
             f"label_smoothing, mixup or cutmix with model {model.name}, which gives {received} for "
@@ -109,6 +119,8 @@ def _probabilities(model, y) -> tf.Tensor:
     """Returns the labels as [rows, classes] float32; the row of an unknown label is NaN."""
     labels, num_classes = _labels(y), model.output_shape[-1]
     shape = labels.shape[1:]
+    if _are_values(model, labels):
+        return tf.cast(labels, tf.float32)
     if shape in ((), (1,)):
         labels = tf.cast(tf.reshape(labels, [-1]), tf.int32)
         is_class = (labels >= 0) & (labels < num_classes)
@@ -131,8 +143,18 @@ def _labels(y):
     return labels[0]
 
 
-def _smoothed(probabilities: tf.Tensor, part: float) -> tf.Tensor:
-    return probabilities * (1 - part) + part / probabilities.shape[-1]
+def _are_values(model, labels) -> bool:
+    """Returns whether the loss takes a label for each output, and the labels are of this form."""
+    return labels_for(model) != "classes" and labels.shape[1:] == (model.output_shape[-1],)
+
+
+def _smoothed(model, y, part: float) -> tf.Tensor:
+    probabilities = _probabilities(model, y)
+    if not part:
+        return probabilities
+    # Of classes that do not exclude each other, each is or is not there.
+    choices = 2 if _are_values(model, _labels(y)) else probabilities.shape[-1]
+    return probabilities * (1 - part) + part / choices
 
 
 # Rows.

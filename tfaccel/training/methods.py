@@ -30,6 +30,7 @@ from tfaccel.keras_internals.keras_methods import around_keras
 from tfaccel.keras_internals.model_view import (
     has_steps_of_keras,
     inputs_of,
+    labels_for,
     outputs_of,
     runs_eagerly,
     takes_labels,
@@ -489,9 +490,22 @@ def _warn_of_scale(model: keras.Model, loader: Loader) -> None:
 
 
 def _check_outputs(model: keras.Model, loader: Loader, *, mixed: bool) -> None:
-    """Raises UserError if there are more classes than outputs: the loss would be NaN."""
+    """Raises UserError if the outputs do not suit the labels.
+
+    With more classes than outputs the loss would be NaN. Keras might broadcast several labels.
+    """
     labels = mixed or takes_labels(model)
     declared = outputs_of(model)
+    given = tf.nest.flatten(loader.element_spec[1])
+    several = loader.class_names or labels_for(model) == "regression"
+    if several and len(declared) == 1 and len(given) == 1 and len(given[0].shape) == 2:
+        count, num_outputs = given[0].shape[1], declared[0].shape[-1]
+        if count != num_outputs:
+            raise UserError(
+                f"model {model.name} gives {num_outputs} outputs, but each example of the loader "
+                f"has {count} labels; give its last layer {count} outputs"
+            )
+        return
     if not (labels and loader.class_names and len(declared) == 1):
         return
     num_outputs = declared[0].shape[-1]

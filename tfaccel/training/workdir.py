@@ -203,7 +203,19 @@ def read_config(path: pathlib.Path) -> Config:
             f"{path} holds no run (it has no readable config.json); give the workdir of a `tfaccel "
             "train`"
         )
-    return parse(ml_collections.ConfigDict(written))
+    return parse(ml_collections.ConfigDict(_of_earlier(written)))
+
+
+def _of_earlier(written: dict) -> dict:
+    """Returns a config with what earlier versions wrote in today's words.
+
+    Until 2026-11-30 the loss of target images was "cross_entropy", too, and had no effect.
+    """
+    data, recipe = written.get("data", {}), written.get("train", {})
+    is_restoration = data.get("source") == "pairs" and data.get("targets") != "mask"
+    if is_restoration and recipe.get("loss") == "cross_entropy":
+        return written | {"train": recipe | {"loss": "auto"}}
+    return written
 
 
 def check_no_other(path: pathlib.Path, config: dict) -> None:

@@ -86,7 +86,7 @@ def test_images_without_one_class_each_are_refused(kind):
     images = np.zeros((4, 2, 2, 1), np.uint8)
     labels = np.zeros((4, 2), np.float32) if kind == "several" else None
     source = ArraySource(images, labels, ("a", "b"), images if kind == "pairs" else None)
-    with pytest.raises(UserError, match="classes need images with one class each"):
+    with pytest.raises(UserError, match="the choice of classes needs images with one class each"):
         select_classes(source, ["a", "b"])
 
 
@@ -159,6 +159,14 @@ def test_other_lists_are_refused(given, words):
 
 
 @pytest.mark.parametrize("settings", [{"classes": "a,b"}, {"sampling": "balanced"}])
-def test_pairs_have_no_classes(settings):
-    with pytest.raises(UserError, match="with source='pairs', whose images have no classes"):
-        DataConfig(source="pairs", train_targets="x", test_targets="y", **settings)
+@pytest.mark.parametrize(
+    ("kind", "have"),
+    [
+        ({"source": "pairs", "train_targets": "x", "test_targets": "y"}, "target images"),
+        ({"source": "csv", "task": "multilabel"}, "several classes each"),
+        ({"source": "csv", "task": "regression"}, "numbers for labels"),
+    ],
+)
+def test_other_tasks_have_no_classes_to_choose_or_sample(settings, kind, have):
+    with pytest.raises(UserError, match=f"needs images with one class each, but .* have {have}"):
+        DataConfig(**kind, **settings)

@@ -224,7 +224,7 @@ def change_config(workdir, section, **changes):
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("which", ["trained", "segmented"])
+@pytest.mark.parametrize("which", ["trained", pytest.param("segmented", marks=pytest.mark.slow)])
 def test_xla_gives_what_is_computed_without_it(request, which, tmp_path):
     workdir = shutil.copytree(request.getfixturevalue(which), tmp_path / "run")
     plain, _ = evaluate(workdir, Asked())

@@ -12,7 +12,10 @@ class Loader:
     """What a loader of grey images, 128 x 128, tells of itself."""
 
     class_names = ("cat", "dog")
-    data = types.SimpleNamespace(images=ImageConfig(image_size=(128, 128), channels=1))
+    data = types.SimpleNamespace(
+        images=ImageConfig(image_size=(128, 128), channels=1),
+        source=types.SimpleNamespace(target_names=()),
+    )
     kept = None
 
     def keep_next(self, num_rows):

@@ -14,8 +14,8 @@ It yields (image, label) or, for pairs, (image, target), on the replica's device
 the plan's `rows_per_replica` rows:
 
   image: [rows, height, width, channels] float16 or float32, (pixel / 255 - mean) / std.
-  label: [rows] int64. TensorFlow passes int32 between functions through the host, so that each step
-    would wait for the GPU.
+  label: one class, [rows] int64 (TensorFlow passes int32 between functions through the host, so
+    that each step would wait for the GPU); or several classes or numbers, [rows, labels] float32.
   target: like image; if images.targets is "mask", [rows, height, width, 1] uint8, the grey levels
     of the file.
 """

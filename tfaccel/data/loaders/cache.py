@@ -76,7 +76,7 @@ def cached(
             f"decoded images cannot be kept in {folder} ({error.strerror or error}); set "
             "XDG_CACHE_HOME to a folder that can be written, or use another loader"
         ) from error
-    return ArraySource(labels=source.labels, class_names=source.class_names, **arrays)
+    return source.decoded(**arrays)
 
 
 def stored(

@@ -24,7 +24,7 @@ from tfaccel.data.loaders.dali_bytes import make_file_reader
 from tfaccel.data.loaders.dali_graph import COLORS, MIRRORS
 from tfaccel.data.loaders.decode import two_sizes
 from tfaccel.data.loaders.windows import windows
-from tfaccel.data.source import ImageSource
+from tfaccel.data.source import ImageSource, fed_labels
 from tfaccel.data.sources.kinds import Unseen, agreed, are_usual
 
 
@@ -39,7 +39,7 @@ def make_reader(
     """Returns a function that reads a batch from its number, and returns these inputs by name:
 
       image: the encoded images, in DALI's form.
-      label: [rows] int64; for pairs instead target, like image.
+      label: [rows] int64, or [rows, labels] float32; for pairs instead target, like image.
       corner, size: [rows, 2] int32, the window's (top, left) and (height, width) in source pixels;
         missing if single images are taken whole.
       warp: [rows, 2, 3] float32, if the feed draws it; see `draws.kinds`.
@@ -67,6 +67,8 @@ def make_reader(
     read_images = make_file_reader(source.images, with_sizes=cuts, **settings)
     if is_pair:
         read_targets = make_file_reader(source.targets, with_sizes=True, **settings)
+    else:
+        labels = fed_labels(source)
     held = collections.deque(maxlen=fed.maxlen)  # encoded images, which the pipeline does not copy
     unseen, pool = Unseen(len(source)), concurrent.futures.ThreadPoolExecutor(num_threads)
 
@@ -88,7 +90,7 @@ def make_reader(
             for row in np.flatnonzero((sizes != target_sizes).any(axis=1)):
                 raise UserError(two_sizes(source, ids[row], sizes[row], target_sizes[row]))
         else:
-            inputs["label"] = source.labels[ids].astype(np.int64)
+            inputs["label"] = labels[ids]
         held.append(tuple(inputs.values()))
         drawn = draws.pop("window", None)
         if cuts:

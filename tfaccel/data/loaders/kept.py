@@ -81,7 +81,7 @@ def kept(
         home,
         seconds,
     )
-    return ArraySource(labels=source.labels, class_names=source.class_names, **arrays)
+    return source.decoded(**arrays)
 
 
 def _seconds(source: ImageSource, settings: dict) -> float:

@@ -30,7 +30,7 @@ from tfaccel.data.loaders.decode import decode_into, shapes
 from tfaccel.data.loaders.host import HostStream
 from tfaccel.data.loaders.windows import windows
 from tfaccel.data.placement import Placement
-from tfaccel.data.source import ArraySource, ImageSource
+from tfaccel.data.source import ArraySource, ImageSource, fed_labels
 from tfaccel.process import waits
 from tfaccel.runtime.devices import Device
 
@@ -152,7 +152,7 @@ def decode_all(
         sum(each.nbytes for each in arrays.values()) / 2**20,
         time.monotonic() - began,
     )
-    return ArraySource(labels=source.labels, class_names=source.class_names, **arrays)
+    return source.decoded(**arrays)
 
 
 def _check(source: ArraySource, images: ImageConfig, augment: AugmentConfig) -> None:
@@ -207,7 +207,7 @@ def _on_gpu(array: np.ndarray) -> tf.Tensor:
 def _arrays(source: ArraySource) -> dict[str, np.ndarray]:
     second = source.targets
     if second is None:
-        second = source.labels.astype(np.int64)
+        second = fed_labels(source)
     return {"pixels": source.images, "second": second}
 
 
@@ -238,7 +238,7 @@ def _beginning(source: ArraySource, images: ImageConfig, feed: Feed, *, on_devic
 
 def _taken(array: np.ndarray, ids, corners, size) -> np.ndarray:
     """Returns a batch's labels, images or windows."""
-    if corners is None or array.ndim == 1:
+    if corners is None or array.ndim < 4:
         return np.asarray(array[ids])
     cut = [
         array[index, top : top + size[0], left : left + size[1]]
@@ -261,7 +261,7 @@ class _Finish:
         taken, second, ids = draws.pop("pixels"), draws.pop("second"), draws.pop("ids", None)
         if ids is not None:
             taken = _gathered(taken, ids)
-            second = second if second.shape.rank == 1 else _gathered(second, ids)
+            second = second if second.shape.rank < 4 else _gathered(second, ids)
         return pixels.examples(taken, second, draws, **vars(self))
 
 

@@ -43,7 +43,9 @@ def batch_spec(
     """
     image = tf.TensorSpec((rows, *images.image_size, images.channels), dtype)
     if source.targets is None:
-        return image, tf.TensorSpec((rows,), tf.int64)
+        labels = source.labels
+        dtype = tf.int64 if labels.ndim == 1 else tf.as_dtype(labels.dtype)
+        return image, tf.TensorSpec((rows, *labels.shape[1:]), dtype)
     is_mask = images.targets == "mask"
     return image, tf.TensorSpec((rows, *images.image_size, 1), tf.uint8) if is_mask else image
 
@@ -62,7 +64,7 @@ def examples(
 
     Args:
       pixels: [rows, height, width, channels] uint8.
-      second: [rows] int64, the labels; or the targets, like `pixels`.
+      second: the labels, [rows] int64 or [rows, labels] float32; or the targets, like `pixels`.
       draws: the feed's draws by kind; see `draws.kinds`.
       images: size, channels, mean and std of images, and the kind of targets.
       augment: the window that is taken, and the operations on grey levels.
@@ -71,7 +73,7 @@ def examples(
     """
     settings = {"images": images, "augment": augment, "dtype": dtype, "on_gpu": on_gpu}
     image = augmented(pixels, draws, **settings)
-    if second.shape.rank == 1:
+    if second.shape.rank < 4:
         return image, second
     return image, augmented(second, for_target(draws), kind=images.targets, **settings)
 

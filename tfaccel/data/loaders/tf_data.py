@@ -23,7 +23,7 @@ from tfaccel.data.loaders import faults, pixels
 from tfaccel.data.loaders.host import HostStream
 from tfaccel.data.loaders.tf_image import windowed
 from tfaccel.data.placement import Placement
-from tfaccel.data.source import Blobs, ImageSource
+from tfaccel.data.source import Blobs, ImageSource, fed_labels
 from tfaccel.data.sources.kinds import HEAD_BYTES, Template, Unseen, agreed, usual_heads
 
 # Batches that tf.data may have begun but not given yet; a fault may be in any of them.
@@ -72,6 +72,8 @@ class TfDataStream(Iterator):
         encoded = _encoded("image", source.images, pool)
         if source.targets is not None:
             targets = _encoded("target", source.targets, pool)
+        else:
+            labels = fed_labels(source)
         unseen = Unseen(len(source))
 
         def begin(number):
@@ -81,11 +83,7 @@ class TfDataStream(Iterator):
             for part in filter(None, (source.images, source.targets)):
                 # TensorFlow would hang on a FIFO.
                 part.check_files(ids[is_new], pool, num_threads=placement.num_threads)
-            second = (
-                {"second": source.labels[ids].astype(np.int64)}
-                if source.targets is None
-                else targets(ids)
-            )
+            second = {"second": labels[ids]} if source.targets is None else targets(ids)
             return encoded(ids) | second | {"is_new": is_new} | feed.draws(number)
 
         with self._faults_named():

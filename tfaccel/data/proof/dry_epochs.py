@@ -61,7 +61,7 @@ def dry_epochs(
 def _numbered(source: ImageSource | ArraySource) -> ImageSource | ArraySource:
     """Returns the source with each example's index as its label, and without targets."""
     ids = np.arange(len(source), dtype=np.int32)
-    return dataclasses.replace(source, labels=ids, class_names=(), targets=None)
+    return dataclasses.replace(source, labels=ids, class_names=(), target_names=(), targets=None)
 
 
 def _trace(loader: Loader, this_run, num_epochs: int) -> Iterator[list[tuple]]:

@@ -23,10 +23,14 @@ MOST_SHOWN = 5  # names in one line of the log
 log = logging.getLogger("tfaccel")
 
 
-def has_classes(source: ImageSource | ArraySource) -> bool:
-    """Returns whether each image has one class: not a target, several classes or numbers."""
-    labels = source.labels
-    return labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu"
+def check_has_classes(source: ImageSource | ArraySource, of: str) -> None:
+    """Raises UserError unless each image has one class; `of` is the setting that needs it."""
+    have = {"multilabel": "several classes each", "regression": "numbers for labels"}
+    if source.task != "classes":
+        raise UserError(
+            f"{of} needs images with one class each, but these have "
+            f"{have.get(source.task, 'target images')}; remove it"
+        )
 
 
 def select_classes(
@@ -52,11 +56,7 @@ def select_classes(
       UserError: a name is not a class of the source, a class has no images, or the images have not
         one class each.
     """
-    if not has_classes(source):
-        have = "target images" if source.targets is not None else "other labels"
-        raise UserError(
-            f"classes need images with one class each, but these have {have}; remove classes"
-        )
+    check_has_classes(source, "the choice of classes")
     class_names = tuple(class_names)
     found = {source.class_names[each]: each for each in np.unique(source.labels).tolist()}
     lacking = [each for each in class_names if each not in found]

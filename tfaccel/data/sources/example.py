@@ -12,6 +12,8 @@ the range of each feature and of its value. So images are found without reading 
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
 Data = Callable[[int, int], bytes]
 
 
@@ -46,12 +48,41 @@ def value(data: Data, start: int, end: int) -> int | tuple[int, int]:
     for feature in _only(2, data, start, end):
         for kind, *list_range in _fields(data, *feature):
             if kind == 2:
-                raise FeatureError("is float; expected bytes, or whole numbers for labels")
+                raise FeatureError(
+                    "is float; expected bytes, or whole numbers for labels. For a regression, use "
+                    "task='regression'"
+                )
             for value_range in _only(1, data, *list_range):
                 values += [value_range] if kind == 1 else _int64s(data, *value_range)
     if len(values) != 1:
-        raise FeatureError(f"has {len(values)} values; expected one")
+        raise FeatureError(
+            f"has {len(values)} values; expected one. For several classes an image, use "
+            "task='multilabel'"
+        )
     return values[0]
+
+
+def values(data: Data, start: int, end: int) -> list[int] | list[float] | list[tuple[int, int]]:
+    """Returns a feature's values, of which there may be none: see `value`. Floats are float32.
+
+    Raises:
+      FeatureError: the feature has lists of several kinds.
+      ValueError: the bytes are not a message.
+    """
+    found, kinds = [], set()
+    for feature in _only(2, data, start, end):
+        for kind, *list_range in _fields(data, *feature):
+            kinds.add(kind)
+            for value_range in _only(1, data, *list_range):
+                if kind == 1:
+                    found.append(value_range)
+                elif kind == 2:
+                    found += np.frombuffer(data(*value_range), "<f4").tolist()
+                else:
+                    found += _int64s(data, *value_range)
+    if len(kinds) > 1:
+        raise FeatureError("has values of several kinds; expected one list")
+    return found
 
 
 def _only(wanted, data, start, end) -> Iterator[tuple[int, int]]:

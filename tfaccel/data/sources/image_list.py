@@ -1,42 +1,38 @@
 """Reads a file that lists images and their labels: a CSV file, or a list as for DALI and Caffe.
 
-    path,label                 n01440764/10026.JPEG 0
-    cats/1.jpg,cat             n01440764/10027.JPEG 0
+    path,label                 n01440764/10026.JPEG 0          {"path": "1.jpg", "label": "cat"}
+    cats/1.jpg,cat             n01440764/10027.JPEG 0          {"path": "2.jpg", "label": "dog"}
     "dogs/a, b.jpg",dog        n01443537/10007.JPEG 1
 
-The source has the images in the order of the file.
+The source has the images in the order of the file. An image has one class, several classes or
+numbers:
 
     source = image_list("train.csv", root="/data/images")
+    source = image_list("train.csv", label_columns=["even", "loop"])       # 0 or 1 in each
+    source = image_list("train.csv", label_column="tags")                  # "cat|dog"
+    source = image_list("train.csv", label_columns=["x", "y"], task="regression")
 """
 
 import array
-import csv
-import io
 import itertools
 import logging
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from tfaccel.common.checks import check_choice
 from tfaccel.common.errors import UserError
-from tfaccel.common.regular_file import open_regular
 from tfaccel.data.file_names import AT_A_TIME, FileNames, GrowingFileNames
-from tfaccel.data.source import Blobs, ImageSource
-from tfaccel.data.sources.compression import compression_of
-from tfaccel.data.sources.labels import OWN_DATA, WHOLE_NUMBER, from_text
-from tfaccel.data.sources.paths import absolute, nearest
+from tfaccel.data.source import TASKS, Blobs, ImageSource
+from tfaccel.data.sources import several_labels
+from tfaccel.data.sources.labels import from_text
+from tfaccel.data.sources.list_rows import Asked, Row, Rows, read_rows
+from tfaccel.data.sources.paths import absolute
 from tfaccel.data.sources.pillow import IMAGE_SUFFIXES
-
-# Names in a header, in any case. Of several, the first one here counts.
-PATH_COLUMNS = (
-    *("path", "filename", "image", "file", "image_path", "file_path", "filepath", "file_name"),
-    *("image_name", "image_id", "img", "id"),
-)
-LABEL_COLUMNS = ("label", "class", "class_name", "category", "target")
-DELIMITERS = "\t;,"
+from tfaccel.data.sources.several_labels import Labels
 
 log = logging.getLogger("tfaccel")
 
@@ -49,21 +45,30 @@ def image_list(
     group_column: str | None = None,
     path_column: str | None = None,
     label_column: str | None = None,
+    label_columns: Sequence[str] | None = None,
+    label_separator: str | None = None,
+    task: str = "auto",
 ) -> ImageSource:
     """Lists the images that a file names, in its order.
 
     Only the first image is looked for here, because on a network drive 1.3 million files take
     minutes. `tfaccel audit`, and the loader that reads an image, report other missing files.
 
-    The source has whole files, and labels [num_examples] int32. Labels that are whole numbers are
-    kept, with the class names "0", "1", ... up to the largest. Other labels are class names, sorted
-    as text. The images may have any size and 1 or 3 channels.
+    The source has whole files. The images may have any size and 1 or 3 channels. The labels are:
+
+      one class: [num_examples] int32. Whole numbers are kept, with the class names "0", "1", ... up
+        to the largest. Other labels are class names, sorted as text.
+      several classes: [num_examples, classes] float32, 1 for each class of the image, else 0. The
+        classes are columns of 0 and 1, or names in one field, sorted as text. An image may have
+        none.
+      numbers: [num_examples, targets] float32, for a regression.
 
     Args:
-      file: a text file in UTF-8, in one of two forms. With a header, its columns are separated by
+      file: a text file in UTF-8, in one of three forms. With a header, its columns are separated by
         commas, semicolons or tabs. It has a path and a label in columns of PATH_COLUMNS and
-        LABEL_COLUMNS; other columns are ignored. Without a header, each line has a path, blanks,
-        and a whole number. Paths may lack the suffix, such as .jpg, if all have the same one.
+        LABEL_COLUMNS; other columns are ignored. In lines of JSON, each line is an object, whose
+        keys are the columns. Without a header, each line has a path, blanks, and one or several
+        numbers. Paths may lack the suffix, such as .jpg, if all have the same one.
       root: the folder in which relative paths start. The default is the file's own folder.
       class_names: all classes in order, for a test set that lacks some: `train.class_names`.
         Labels that are whole numbers are indices into it. The default is the classes of the file.
@@ -71,27 +76,27 @@ def image_list(
         keeps together, such as those of a patient. None: the source has no groups.
       path_column: the column of the header that has the paths; None for one of PATH_COLUMNS.
       label_column: the column that has the labels; None for one of LABEL_COLUMNS.
+      label_columns: several columns of 0 and 1, or of numbers. "*" in a name stands for any
+        letters, and "*" alone for all columns but those of the path and the group. None: one
+        column.
+      label_separator: what is between the names of several classes in one field; "json" for a list
+        of JSON. None finds out.
+      task: "classes", "multilabel" or "regression"; "auto" decides by the labels and logs why.
 
     Raises:
       UserError: the file is missing or empty, a line has another form, the first image is missing,
-        a path has two labels, a class is not among `class_names`, or there is no such column.
+        a path has two labels, a class is not among `class_names`, there is no such column, or a
+        label does not suit the task.
     """
+    check_choice("task", task, ("auto", *TASKS))
+    if label_column is not None and label_columns is not None:
+        raise UserError("label_column and label_columns are both set; give one of them")
     file = absolute(file)
     root = str(file.parent if root is None else absolute(root))
-    lines = _lines(file)
-    first = next(lines, None)
-    if first is None:
-        raise UserError(f"image list {file} is empty; expected a path and a label on each line")
-    asked = {
-        "path_column": path_column,
-        "label_column": label_column,
-        "group_column": group_column,
-    }
-    header = _header(file, first.removesuffix("\n"), asked)
-    lines = itertools.chain([first], lines)
-    rows = _csv_rows(file, lines, *header) if header else _plain_rows(file, lines)
-    listed = _listed(rows, root)
-    numbers, paths, labels = listed.numbers, listed.paths, listed.labels
+    asked = Asked(path_column, label_column, label_columns, group_column)
+    read = read_rows(file, asked, task=task)
+    listed = _listed(read.rows, root)
+    numbers, paths = listed.numbers, listed.paths
     if not paths:
         raise UserError(f"image list {file} has only a header; expected images below it")
     if not os.path.isfile(paths[0]):
@@ -101,27 +106,81 @@ def image_list(
         )
     in_order = np.sort(listed.hashes)
     if (in_order[1:] == in_order[:-1]).any():
-        _check_repeated(file, paths, labels, numbers)
-    labels, class_names = from_text(
-        labels, name_of=lambda index: f"{file} line {numbers[index]}", class_names=class_names
-    )
+        _check_repeated(file, paths, listed.labels, numbers)
+    settings = {"task": task, "class_names": class_names, "separator": label_separator}
+    place = lambda index: f"{file} line {numbers[index]}"  # noqa: E731
+    found = _labels(read, listed, place, **settings)
     groups = np.array(listed.groups) if group_column is not None else None
-    return ImageSource(Blobs(paths), labels, class_names, groups=groups)
+    source = ImageSource(
+        Blobs(paths),
+        found.labels,
+        found.class_names,
+        groups=groups,
+        target_names=found.target_names,
+    )
+    several_labels.tell(source, found.reason, asks=task != "auto")
+    return source
+
+
+def _labels(
+    read: Rows,
+    listed: "_Listed",
+    place: Callable[[int], str],
+    *,
+    task: str,
+    class_names: Sequence[str] | None,
+    separator: str | None,
+) -> Labels:
+    """Returns the labels in the form of their task."""
+    if not read.is_field:
+        if separator is not None:
+            raise UserError(
+                f"label_separator={separator!r} with several columns of labels; it is for names in "
+                "one column: remove it"
+            )
+        found = several_labels.of_columns(listed.labels, read.labels, task=task, place=place)
+        if class_names is not None and found.class_names and found.class_names != (*class_names,):
+            raise UserError(
+                f"the columns {', '.join(found.class_names)} are the classes, but class_names="
+                f"{', '.join(class_names)}; give label_columns in the order of class_names"
+            )
+        return found
+    fields, reason = [each for (each,) in listed.labels], f"of task={task!r}"
+    if task == "auto" and separator is not None:
+        task = "multilabel"
+    elif task == "auto":
+        task, reason = several_labels.decided(fields, class_names)
+    elif task != "multilabel" and separator is not None:
+        raise UserError(
+            f"label_separator={separator!r} with task={task!r}; it is for several classes an "
+            "image: remove it, or use task='multilabel'"
+        )
+    if task == "multilabel":
+        return several_labels.of_names(
+            fields, separator=separator, place=place, class_names=class_names
+        )
+    if task == "regression":
+        found = several_labels.of_columns(listed.labels, read.labels, task=task, place=place)
+        return found._replace(reason=reason)
+    if "" in fields:
+        raise read.without_label(listed.numbers[fields.index("")])
+    labels, class_names = from_text(fields, name_of=place, class_names=class_names)
+    return Labels(labels, class_names, (), reason)
 
 
 class _Listed(NamedTuple):
     """The lines of the file, in some 100 bytes each: the number of the line, the whole path, the
-    path's hash, the label, and the number of the group; lines with equal labels share one
-    string."""
+    path's hash, the labels, and the number of the group; lines with equal labels share one
+    tuple."""
 
     numbers: Sequence[int]
     paths: FileNames
     hashes: Sequence[int]
-    labels: list[str]
+    labels: list[tuple[str, ...]]
     groups: Sequence[int]
 
 
-def _listed(rows: Iterator[tuple[int, str, str, str]], root: str) -> _Listed:
+def _listed(rows: Iterator[Row], root: str) -> _Listed:
     growing, same, begin, known = GrowingFileNames(), {}, os.path.join(root, ""), {}
     found = _Listed(array.array("q"), FileNames.of(()), array.array("q"), [], array.array("q"))
     while part := list(itertools.islice(rows, AT_A_TIME)):
@@ -134,7 +193,9 @@ def _listed(rows: Iterator[tuple[int, str, str, str]], root: str) -> _Listed:
         growing.add(paths)
         found.hashes.extend(map(hash, map(_normal, paths)))
         found.numbers.extend(numbers)
-        found.labels.extend(same.setdefault(label, label) for label in labels)
+        if len(same) < AT_A_TIME:  # nearly all rows of numbers differ, and would only fill it
+            labels = [same.setdefault(each, each) for each in labels]
+        found.labels.extend(labels)
         found.groups.extend(known.setdefault(each, len(known)) for each in groups)
     return found._replace(paths=growing.done())
 
@@ -159,7 +220,7 @@ def _normal(path: str) -> str:
 
 
 def _check_repeated(
-    file: pathlib.Path, paths: Sequence[str], labels: list[str], numbers: Sequence[int]
+    file: pathlib.Path, paths: Sequence[str], labels: list[tuple[str, ...]], numbers: Sequence[int]
 ) -> None:
     """Raises UserError if a path has two labels; warns if lines repeat a path and its label."""
     first, repeated = {}, []
@@ -168,8 +229,9 @@ def _check_repeated(
         if labels[before] != labels[index]:
             raise UserError(
                 f"{file} lines {numbers[before]} and {numbers[index]} give {path} the labels "
-                f"'{labels[before]}' and '{labels[index]}'; expected one class for each image: "
-                f"remove one of the lines. For several labels of an image, {OWN_DATA}"
+                f"'{','.join(labels[before])}' and '{','.join(labels[index])}'; expected one line "
+                "for each image: remove one of them. If an image has several classes, name them in "
+                "one line, such as 'cat|dog'"
             )
         if before != index:
             repeated.append((before, index))
@@ -183,137 +245,3 @@ def _check_repeated(
             numbers[before],
             numbers[index],
         )
-
-
-def find_list(file: pathlib.Path) -> None:
-    """Raises UserError if there is no such file. Its contents are not read.
-
-    Args:
-      file: an absolute path.
-    """
-    if not file.exists():
-        hint = nearest(file, kind="file", wanted="a file of paths and labels")
-        raise UserError(f"image list {file} does not exist{hint}")
-    if file.is_dir():
-        raise UserError(f"image list {file} is a folder; give a file of paths and labels")
-
-
-def _lines(file: pathlib.Path) -> Iterator[str]:
-    """Yields the file's lines with their line ends, without empty lines at the end of the file."""
-    find_list(file)
-    empty = 0  # empty lines that are not yet yielded
-    try:
-        with io.TextIOWrapper(open_regular(file), encoding="utf-8-sig") as opened:
-            for number, line in enumerate(opened, start=1):
-                if line == "\n":
-                    empty += 1
-                    continue
-                if "\0" in line:
-                    raise UserError(
-                        f"{file} line {number} holds a zero byte, which no path may have; expected "
-                        "text in UTF-8: write the file again"
-                    )
-                if empty:
-                    yield from itertools.repeat("\n", empty)
-                    empty = 0
-                yield line
-    except (OSError, UnicodeDecodeError) as error:
-        cause = getattr(error, "strerror", None) or error
-        packed = compression_of(file)
-        fix = f"it is {packed}: unpack or convert it to text" if packed else "expected UTF-8"
-        raise UserError(f"image list {file} cannot be read ({cause}); {fix}") from None
-
-
-def _header(
-    file: pathlib.Path, line: str, asked: Mapping[str, str | None]
-) -> tuple[str, int, int, int | None] | None:
-    """Returns (delimiter, columns of path, label and group), or None if it is not a header.
-
-    Args:
-      file: the file, for messages.
-      line: its first line.
-      asked: the names of the columns, if they are given: path_column, label_column, group_column.
-    """
-    usual = {"path_column": PATH_COLUMNS, "label_column": LABEL_COLUMNS, "group_column": ()}
-    wanted = {
-        each: usual[each] if name is None else (name.strip().lower(),)
-        for each, name in asked.items()
-    }
-    named = [each for each, name in asked.items() if name is not None]
-    for delimiter in DELIMITERS:
-        try:
-            columns = [each.strip() for each in next(csv.reader([line], delimiter=delimiter))]
-        except csv.Error:  # the line is longer than any header
-            return None
-        lower = [each.lower() for each in columns]
-        found = {
-            each: next((lower.index(name) for name in names if name in lower), None)
-            for each, names in wanted.items()
-        }
-        if all(each is None for each in found.values()):
-            continue
-        for each in named:
-            if found[each] is None:
-                raise UserError(
-                    f"{each}={asked[each]!r}, but {file} line 1 has the columns "
-                    f"{', '.join(columns)}; give one of them"
-                )
-        if found["path_column"] is None or found["label_column"] is None:
-            raise UserError(
-                f"{file} line 1 has the columns {', '.join(columns)}; expected one of "
-                f"{', '.join(PATH_COLUMNS)} and one of {', '.join(LABEL_COLUMNS)}: give "
-                "path_column and label_column, or rename them"
-            )
-        return delimiter, *found.values()
-    if named:
-        raise UserError(
-            f"{named[0]}={asked[named[0]]!r}, but {file} line 1 has no such column; expected a "
-            "header with the names of the columns, such as path,label,patient"
-        )
-    return None
-
-
-def _csv_rows(
-    file, lines, delimiter, path_column, label_column, group_column
-) -> Iterator[tuple[int, str, str, str]]:
-    least = max(path_column, label_column, group_column or 0) + 1
-    for number, row in itertools.islice(_numbered(file, lines, delimiter), 1, None):
-        pair = (row[path_column], row[label_column].strip()) if len(row) >= least else ("", "")
-        # A path with a line end comes from a quote that is not closed.
-        if not all(pair) or "\n" in "".join(pair):
-            raise UserError(
-                f"{file} line {number} is {_line(file, number)!r}; expected a path in column "
-                f"{path_column + 1} and a label in column {label_column + 1}, as in the header"
-            )
-        yield number, *pair, "" if group_column is None else row[group_column].strip()
-
-
-def _line(file: pathlib.Path, number: int) -> str:
-    return next(itertools.islice(_lines(file), number - 1, None)).removesuffix("\n")
-
-
-def _numbered(file, lines, delimiter) -> Iterator[tuple[int, list[str]]]:
-    """Yields each row with the number of the line on which it begins."""
-    reader = csv.reader(lines, delimiter=delimiter, strict=True)
-    while True:
-        number = reader.line_num + 1
-        try:
-            yield number, next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise UserError(
-                f"{file} line {number} cannot be read as CSV ({error}); close the quote that it "
-                'opens, or write "" for a quote within quotes'
-            ) from None
-
-
-def _plain_rows(file, lines) -> Iterator[tuple[int, str, str, str]]:
-    for number, line in enumerate(lines, start=1):
-        fields = line.rsplit(maxsplit=1)
-        if len(fields) < 2 or not WHOLE_NUMBER.fullmatch(fields[1]):
-            raise UserError(
-                f"{file} line {number} is {line.rstrip()!r:.200}; expected a path, blanks and a "
-                "whole number, or on line 1 a header with the columns path and label"
-            )
-        yield number, *fields, ""

@@ -7,8 +7,10 @@ labels, class_names = from_text(["0", "2"], name_of=str)         # either, by th
 
 import itertools
 import logging
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +25,7 @@ NUMBER = re.compile(
 )
 SEPARATORS = "|;,/ "  # between several labels of an image; class names may contain all but "|"
 OWN_DATA = "give run.examples your own (image, target)"
+OF_LISTS = "in a list use task='{}' (--config.data.task={}), else " + OWN_DATA
 
 log = logging.getLogger("tfaccel")
 
@@ -135,23 +138,48 @@ def _check_one_class_each(distinct: set[str], where: Callable[[str], str]) -> No
             )
         if others:
             _refuse_fractions(others[0], where(others[0]))
-    several = _several_in_one(distinct)
+    several = several_in_one(distinct)
     if several is not None:
         raise UserError(
-            f"{where(several)}: the label is '{several}', which looks like several classes in "
-            f"one; expected one class for each image. For several, {OWN_DATA}; if it is the name "
-            "of one class, list it in class_names="
+            f"{where(several.label)}: the label is '{several.label}', which looks like several "
+            "classes in one; expected one class for each image. For several, "
+            f"{OF_LISTS.format('multilabel', 'multilabel')}; if it is the name of one class, list "
+            "it in class_names="
         )
 
 
 def _refuse_fractions(label: str, where: str) -> None:
     raise UserError(
         f"{where}: the label is '{label}'; expected a whole number or a name. Write the number of "
-        f"a class without a fraction; for a regression, with numbers as targets, {OWN_DATA}"
+        "a class without a fraction; for a regression, with numbers as targets, "
+        f"{OF_LISTS.format('regression', 'regression')}"
     )
 
 
-def _several_in_one(distinct: set[str]) -> str | None:
+def has_fraction(distinct: set[str]) -> bool:
+    """Returns whether all labels are numbers, and one of them is not whole."""
+    if not distinct or not all(map(NUMBER.fullmatch, distinct)):
+        return False
+    return any(float(each) % 1 for each in distinct if "," not in each and _is_finite(each))
+
+
+def _is_finite(number: str) -> bool:
+    return math.isfinite(float(number))
+
+
+class SeveralInOne(NamedTuple):
+    """A label that is several labels.
+
+    Attributes:
+      label: the label.
+      separator: what is between the names in it; None if it is a list, or a row of numbers.
+    """
+
+    label: str
+    separator: str | None
+
+
+def several_in_one(distinct: set[str]) -> SeveralInOne | None:
     """Returns a label that is several labels, or None.
 
     A list, a row of numbers and "a|b" always count as several. With another separator, a label
@@ -162,18 +190,18 @@ def _several_in_one(distinct: set[str]) -> str | None:
         is_list = label[:1] + label[-1:] in ("[]", "()", "{}")
         parts = _parts(label, SEPARATORS)
         if is_list or (len(parts) > 1 and all(map(NUMBER.fullmatch, parts))):
-            return label
+            return SeveralInOne(label, None)
         if len(_parts(label, "|")) > 1:
-            return label
+            return SeveralInOne(label, "|")
     for separator in SEPARATORS[1:]:
         parts = {label: _parts(label, separator) for label in distinct}
         several = sorted(label for label, each in parts.items() if len(each) > 1)
         for label in several:
             if distinct.issuperset(parts[label]):
-                return label
+                return SeveralInOne(label, separator)
         all_parts = set(itertools.chain.from_iterable(parts.values()))
         if several and len(all_parts) < len(distinct) and distinct & all_parts:
-            return several[0]
+            return SeveralInOne(several[0], separator)
     return None
 
 

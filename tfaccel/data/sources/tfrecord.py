@@ -8,6 +8,7 @@ line "offset length" for each record. A missing index is written.
 
 import contextlib
 import functools
+import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -15,10 +16,11 @@ from typing import BinaryIO
 
 import numpy as np
 
-from tfaccel.common.checks import check_int
+from tfaccel.common.checks import check_choice, check_int
 from tfaccel.common.errors import UserError, did_you_mean
-from tfaccel.data.source import ImageSource
-from tfaccel.data.sources.example import FeatureError, features, value
+from tfaccel.data.source import TASKS, ImageSource
+from tfaccel.data.sources import several_labels
+from tfaccel.data.sources.example import FeatureError, features, value, values
 from tfaccel.data.sources.index import Keeper, Pattern, examples, list_shards
 from tfaccel.data.sources.labels import named, numbered
 from tfaccel.data.sources.records import Pieces, index, payload
@@ -37,6 +39,7 @@ def tfrecord(
     index_dir: str | os.PathLike | None = None,
     target_key: str | None = None,
     class_names: Sequence[str] | None = None,
+    task: str = "classes",
 ) -> ImageSource:
     """Finds the images in TFRecord shards, in the order of the shards' names and the records.
 
@@ -59,23 +62,32 @@ def tfrecord(
       target_key: for pairs: a feature with one value, an encoded image.
       class_names: all classes in order, for a test set that lacks some: `train.class_names`.
         Numbers minus `first_label` are indices into it. The default is the classes that occur.
+      task: "classes", or "multilabel" or "regression", whose labels are [num_examples, classes or
+        numbers] float32. The label is then a feature with any number of values: for "multilabel"
+        the numbers or names of an image's classes, or a float of 0 or 1 for each class; for
+        "regression" the numbers.
 
     Raises:
       UserError: a shard is missing, cut short, compressed or not a TFRecord file; a record is not
         an Example or lacks a feature; or a label is below `first_label` or not among `class_names`.
     """
     check_int("first_label", first_label, at_least=0)
+    check_choice("task", task, TASKS)
+    several = task != "classes" and target_key is None
     keys = {"image": image_key} | (
         {"target": target_key} if target_key is not None else {"label": label_key}
     )
     found = examples(
         list_shards(pattern),
-        key=f"tfrecord {keys}",
+        key=f"tfrecord {keys}" + (" lists" if several else ""),
         index_dir=index_dir,
-        rows=functools.partial(_rows, keys=keys),
+        rows=functools.partial(_rows, keys=keys, lists=several),
     )
     if found.labels is None:
         return ImageSource(found.images, labels=None, targets=found.targets)
+    if several:
+        names = {"name": label_key.rpartition("/")[2], "class_names": class_names}
+        return several_labels.source_of(found, task=task, first_label=first_label, **names)
     labels, class_names = _labels(
         found.labels, first_label, name_of=found.images.name, class_names=class_names
     )
@@ -98,12 +110,14 @@ def _labels(
     return numbered(labels - first_label, name_of=name_of, class_names=class_names)
 
 
-def _rows(file: BinaryIO, keeper: Keeper, keys: dict[str, str]) -> Iterator[dict]:
+def _rows(
+    file: BinaryIO, keeper: Keeper, keys: dict[str, str], *, lists: bool = False
+) -> Iterator[dict]:
     """Yields the place of each record's image, and its label or the place of its target."""
     shard, data, kind = file.name, Pieces(file), None
     for number, record in enumerate(index(file, keeper).tolist()):
         try:
-            row = _row(data, features(data, *payload(*record)), keys)
+            row = _row(data, features(data, *payload(*record)), keys, lists=lists)
             kind = kind or type(row.get("label"))
             if not isinstance(row.get("label"), kind):
                 raise FeatureError("its label is a number but others are names, or the reverse")
@@ -117,14 +131,18 @@ def _rows(file: BinaryIO, keeper: Keeper, keys: dict[str, str]) -> Iterator[dict
             ) from error
 
 
-def _row(data, found, keys) -> dict:
+def _row(data, found, keys, *, lists: bool) -> dict:
     row = {}
     for column, key in keys.items():
         if key.encode() not in found:
             there = [each.decode(errors="replace") for each in found]
             raise FeatureError(f"there is no {column}_key='{key}'{did_you_mean(key, there)}")
+        place = found[key.encode()]
         try:
-            row |= _cells(data, column, value(data, *found[key.encode()]))
+            if lists and column == "label":
+                row[column] = _list(data, values(data, *place))
+            else:
+                row |= _cells(data, column, value(data, *place))
         except FeatureError as error:
             raise FeatureError(f"{column}_key='{key}' {error}") from None
     return row
@@ -137,6 +155,12 @@ def _cells(data, column, found) -> dict:
     if isinstance(found, int):
         raise FeatureError("is a number; expected an encoded image")
     return {f"{column}_offset": found[0], f"{column}_size": found[1] - found[0]}
+
+
+def _list(data, found: list) -> bytes:
+    """Returns the values of a label as a list of JSON."""
+    values = [_name(data, *each).decode() if isinstance(each, tuple) else each for each in found]
+    return json.dumps(values).encode()
 
 
 def _name(data, start, end) -> bytes:

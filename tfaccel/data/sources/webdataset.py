@@ -14,10 +14,12 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
+from tfaccel.common.checks import check_choice
 from tfaccel.common.errors import UserError
-from tfaccel.data.source import ImageSource
+from tfaccel.data.source import TASKS, ImageSource
+from tfaccel.data.sources import several_labels
 from tfaccel.data.sources.index import Keeper, Pattern, examples, list_shards
-from tfaccel.data.sources.labels import numbered
+from tfaccel.data.sources.labels import WHOLE_NUMBER, numbered
 from tfaccel.data.sources.tar import Sample, index
 
 LONGEST_LABEL = 2**20  # bytes in a file of a label; longer files are no labels
@@ -31,6 +33,7 @@ def webdataset(
     target_ext: str | None = None,
     index_dir: str | os.PathLike | None = None,
     class_names: Sequence[str] | None = None,
+    task: str = "classes",
 ) -> ImageSource:
     """Finds the images in tar shards, in the order of the shards' names and the files.
 
@@ -52,6 +55,10 @@ def webdataset(
       index_dir: the folder of the shards' indexes; None for the folders of the shards.
       class_names: all classes in order, which labels are indices into, for a test set that lacks
         some: `train.class_names`. The default is "0", "1", ... up to the largest label.
+      task: "classes", or "multilabel" or "regression", whose labels are [num_examples, classes or
+        numbers] float32. A file of a label then has any number of values with blanks or line ends
+        between them, or {"label": [...]}: for "multilabel" the numbers or names of an image's
+        classes, for "regression" numbers. A JSON file may also have 0.0 or 1.0 for each class.
 
     Raises:
       UserError: a shard is missing, cut short, compressed or not a tar file; or a sample lacks a
@@ -60,19 +67,23 @@ def webdataset(
     extensions = {"image": image_ext} | (
         {"target": target_ext} if target_ext is not None else {"label": label_ext}
     )
+    check_choice("task", task, TASKS)
+    task = "classes" if target_ext is not None else task
     found = examples(
         list_shards(pattern),
-        key=f"webdataset {extensions}",
+        key=f"webdataset {extensions}" + ("" if task == "classes" else f" {task}"),
         index_dir=index_dir,
-        rows=functools.partial(_rows, extensions=extensions),
+        rows=functools.partial(_rows, extensions=extensions, task=task),
     )
     if found.labels is None:
         return ImageSource(found.images, labels=None, targets=found.targets)
+    if task != "classes":
+        return several_labels.source_of(found, task=task, name="label", class_names=class_names)
     labels, class_names = numbered(found.labels, name_of=found.images.name, class_names=class_names)
     return ImageSource(found.images, labels, class_names)
 
 
-def _rows(file: BinaryIO, keeper: Keeper, extensions: dict[str, str]) -> Iterator[dict]:
+def _rows(file: BinaryIO, keeper: Keeper, extensions: dict[str, str], task: str) -> Iterator[dict]:
     """Yields the place of each sample's image, and its label or the place of its target."""
     seen = {}
     for number, sample in enumerate(index(file, keeper)):
@@ -91,14 +102,14 @@ def _rows(file: BinaryIO, keeper: Keeper, extensions: dict[str, str]) -> Iterato
                 f"shard {file.name}: sample '{name}' has two files '{twice}'; expected one of each "
                 "extension: pack the shard again"
             )
-        yield _row(file, sample, extensions)
+        yield _row(file, sample, extensions, task)
 
 
 def _name(sample: Sample) -> str:
     return sample[0][3].removesuffix("." + sample[0][0])
 
 
-def _row(file: BinaryIO, sample: Sample, extensions: dict[str, str]) -> dict:
+def _row(file: BinaryIO, sample: Sample, extensions: dict[str, str], task: str) -> dict:
     row = {}
     for column, wanted in extensions.items():
         wanted = wanted.lower().split(";")
@@ -111,10 +122,33 @@ def _row(file: BinaryIO, sample: Sample, extensions: dict[str, str]) -> dict:
             )
         extension, offset, size, name = there[0]
         if column == "label":
-            row[column] = _label(file, name, extension, offset, size)
+            read = _label if task == "classes" else functools.partial(_list, task=task)
+            row[column] = read(file, name, extension, offset, size)
         else:
             row[f"{column}_offset"], row[f"{column}_size"] = offset, size
     return row
+
+
+def _list(file: BinaryIO, name: str, extension: str, offset: int, size: int, *, task: str) -> bytes:
+    """Returns the values of a label as a list of JSON."""
+    data = os.pread(file.fileno(), min(size, LONGEST_LABEL + 1), offset)
+    is_json = extension.lower() == "json"
+    try:
+        if len(data) > LONGEST_LABEL:
+            raise ValueError("too long for a label")
+        values = json.loads(data)["label"] if is_json else data.decode().split()
+        values = values if isinstance(values, list) else [values]
+        if not is_json and (task == "regression" or all(map(WHOLE_NUMBER.fullmatch, values))):
+            values = [float(each) if task == "regression" else int(each) for each in values]
+        if not all(type(each) in (str, int, float) for each in values):
+            raise ValueError("of another type")
+        return json.dumps(values).encode()
+    except (ValueError, KeyError, TypeError, RecursionError):
+        expected = '{"label": [...]}' if is_json else "with blanks between them"
+        what = "numbers" if task == "regression" else "names or numbers of classes"
+        raise UserError(
+            f"shard {file.name}: '{name}' holds {data[:40]!r}; expected {what}, {expected}"
+        ) from None
 
 
 def _label(file: BinaryIO, name: str, extension: str, offset: int, size: int) -> int:

@@ -82,7 +82,12 @@ def run(config: Config, *, report: pathlib.Path | None, sheet: pathlib.Path | No
             loader = open_loader(this_run, config, split, source=source, bad_files="error")
             x, y = _shown(loader, this_run)
             contact_sheet.write_batch(
-                sheet, x, y, settings=loader.data.images, class_names=loader.class_names
+                sheet,
+                x,
+                y,
+                settings=loader.data.images,
+                class_names=loader.class_names,
+                target_names=loader.data.source.target_names,
             )
             show(f"contact sheet: {sheet}")
     if report:

@@ -59,10 +59,10 @@ class Asked:
                 "--weights=average, but the run kept no average of its weights "
                 "(train.ema_momentum); remove --weights"
             )
+        if self.targets is not None and self.data is None:
+            raise UserError(f"--targets={self.targets} without --data; give both, or neither")
         names = ("root", "loader", "bad_files")
         changes = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        if self.loader is not None and self.loader not in ("auto", "memory", "cache"):
-            changes["stored_size"] = None  # the others store nothing
         if self.global_batch_size is not None:
             changes |= {"global_batch_size": self.global_batch_size, "batch_per_replica": None}
         data = dataclasses.replace(config.data, last_batch="pad", **changes)

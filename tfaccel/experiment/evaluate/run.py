@@ -8,7 +8,7 @@ any number of replicas. The report is written to `evaluation/1`, `evaluation/2` 
 """
 
 import contextlib
-import logging
+import dataclasses
 import os
 import pathlib
 import shutil
@@ -25,6 +25,7 @@ from tfaccel.common.run_log import summary
 from tfaccel.common.tables import counted
 from tfaccel.config import Config
 from tfaccel.data.distribute import Loader
+from tfaccel.data.source import ArraySource, ImageSource
 from tfaccel.data.there import places
 from tfaccel.experiment.evaluate import scores as scores_lib
 from tfaccel.experiment.evaluate.asked import Asked
@@ -50,8 +51,6 @@ from tfaccel.runtime.cluster import check_one_process, find
 from tfaccel.training.callbacks.ema import averages_of
 from tfaccel.training.logs import contact_sheet
 from tfaccel.training.workdir import next_version, read_config
-
-log = logging.getLogger("tfaccel")
 
 NUM_NAMED = 5  # the likeliest classes of each image
 NUM_PICTURED = 24  # images in worst.png
@@ -92,66 +91,81 @@ def evaluate(
                 stack.enter_context(averages_of(model))
                 words += ", with the average of the weights"
         summary("evaluate: %s", words)
-        report = _report(run, config, model, loader, workdir, asked, source, words)
-        folder = out or workdir / "evaluation"
-        picture = lambda path: _write_worst(run, config, model, loader, report, path)  # noqa: E731
-        return report, _written(report, folder.absolute(), picture)
+        opened = _Opened(run, config, source, loader, model)
+        about = {
+            "workdir": str(workdir),
+            "weights": words,
+            "data": _data_in_words(config, asked),
+            "loader": loader.data.loader,
+            "num_replicas": run.strategy.num_replicas_in_sync,
+        }
+        report = _report(opened, about)
+        report = report.with_notes(_notes(workdir, report))
+        folder = (out or workdir / "evaluation").absolute()
+        return report, _written(report, folder, lambda path: _write_worst(opened, report, path))
 
 
 def _names_in(export: pathlib.Path) -> tuple[str, ...]:
     return tuple(map(str, card.read(export)["class_names"]))
 
 
-def _report(
-    run: Run,
-    config: Config,
-    model: keras.Model,
-    loader: Loader,
-    workdir: pathlib.Path,
-    asked: Asked,
-    source,
-    weights: str,
-) -> Evaluated:
-    """Returns the report, from the scores of all images."""
-    num_outputs = model.output_shape[-1]
-    images = loader.data.images
-    is_mask = loader.data.source.targets is not None and images.targets == "mask"
-    if loader.data.source.targets is None:
-        function = scores_lib.Classes(min(NUM_NAMED, num_outputs))
-    elif is_mask:
-        function = scores_lib.Masks(num_outputs, images.ignore_class)
+@dataclasses.dataclass(frozen=True)
+class _Opened:
+    """What an evaluation computes with: the images as they were found, and their loader."""
+
+    run: Run
+    config: Config
+    source: ImageSource | ArraySource
+    loader: Loader
+    model: keras.Model
+
+    @property
+    def is_mask(self) -> bool:
+        """Whether the targets are masks."""
+        data = self.loader.data
+        return data.source.targets is not None and data.images.targets == "mask"
+
+    @property
+    def num_outputs(self) -> int:
+        """The classes of the model, or the values of a pixel."""
+        return self.model.output_shape[-1]
+
+    @property
+    def read(self) -> np.ndarray:
+        """The indices of the loader's examples that have scores: [n] int64, in order.
+
+        An image that could be read at the start may have become unreadable since.
+        """
+        every = np.arange(self.loader.num_examples)
+        return np.delete(every, np.array(sorted(self.loader.lost), int))
+
+
+def _report(opened: _Opened, about: dict[str, object]) -> Evaluated:
+    """Returns the report from the scores of all images; `about` has the facts of an `About`."""
+    loader, data = opened.loader, opened.loader.data
+    if data.source.targets is None:
+        function = scores_lib.Classes(min(NUM_NAMED, opened.num_outputs))
+    elif opened.is_mask:
+        function = scores_lib.Masks(opened.num_outputs, data.images.ignore_class)
     else:
-        function = scores_lib.Restored(images.std)
+        function = scores_lib.Restored(data.images.std)
     per_execution = steps_in_execution(
-        config.train, run.runtime.devices[0], num_steps=loader.num_batches
+        opened.config.train, opened.run.runtime.devices[0], num_steps=loader.num_batches
     )
     with waits.on("evaluating the images"):
-        model = scored(run, model, function, per_execution=per_execution)
+        model = scored(opened.run, opened.model, function, per_execution=per_execution)
         scores = model.predict(loader, verbose=0)
-    read = _read(loader)
-    image_names = names_of(loader.data.found)
-    image_names = [image_names[each] for each in read.tolist()]
-    unread = _left_out(names_of(source), image_names)
-    about = About(
-        workdir=str(workdir),
-        weights=weights,
-        data=_data_in_words(config, asked),
-        num_images=len(image_names),
-        loader=loader.data.loader,
-        num_replicas=run.strategy.num_replicas_in_sync,
-        unread=tuple(unread),
-    )
-    if is_mask:
-        _check_values(scores["num_beyond"], image_names, num_outputs)
-        names = [str(each) for each in range(num_outputs)]
-        report = MaskReport(about, names, image_names, scores)
-    elif loader.data.source.targets is not None:
-        report = RestoredReport(about, image_names, scores)
-    else:
-        names = card.completed(loader.class_names, num_outputs)
-        labels = loader.data.source.labels[read]
-        report = ClassReport(about, names, image_names, labels, scores)
-    return report.with_notes(_notes(workdir, report))
+    names = names_of(data.found)
+    names = [names[each] for each in opened.read.tolist()]
+    unread = tuple(_left_out(names_of(opened.source), names))
+    about = About(**about, num_images=len(names), unread=unread)
+    if opened.is_mask:
+        _check_values(scores["num_beyond"], names, opened.num_outputs)
+        return MaskReport(about, [str(each) for each in range(opened.num_outputs)], names, scores)
+    if data.source.targets is not None:
+        return RestoredReport(about, names, scores)
+    classes = card.completed(loader.class_names, opened.num_outputs)
+    return ClassReport(about, classes, names, data.source.labels[opened.read], scores)
 
 
 def _check_values(num_beyond: np.ndarray, names: list[str], num_classes: int) -> None:
@@ -164,15 +178,6 @@ def _check_values(num_beyond: np.ndarray, names: list[str], num_classes: int) ->
             "pixels); number the classes from 0, or train with data.ignore_class for pixels "
             "without a class"
         )
-
-
-def _read(loader: Loader) -> np.ndarray:
-    """Returns the indices of the examples that have scores: [n] int64, in order.
-
-    An image that could be read at the start may have become unreadable since.
-    """
-    every = np.arange(loader.num_examples)
-    return np.delete(every, np.array(sorted(loader.lost), int))
 
 
 def _left_out(names: list[str], read: list[str]) -> list[str]:
@@ -222,35 +227,31 @@ def _notes(workdir: pathlib.Path, report: Evaluated) -> Iterator[str]:
         )
 
 
-def _write_worst(
-    run: Run, config: Config, model, loader: Loader, report: Evaluated, path: pathlib.Path
-) -> None:
-    """Writes a sheet of the worst images, with the masks or images of data of pairs beside them."""
+def _write_worst(opened: _Opened, report: Evaluated, path: pathlib.Path) -> None:
+    """Writes a sheet of the worst images, of pairs with target and answer beside each."""
     places_of_worst = report.worst[:NUM_PICTURED]
-    ids, images = _read(loader)[places_of_worst], loader.data.images
+    data = opened.loader.data
     few = open_loader(
-        run,
-        config,
+        opened.run,
+        opened.config,
         "test",
-        source=loader.data.source.taken(ids),  # decoded already, if the loader keeps images
-        loader=loader.data.loader,
+        source=data.source.taken(opened.read[places_of_worst]),  # decoded, if images are kept
+        loader=data.loader,
         stored_size=None,
         bad_files="error",
     )
-    is_mask = isinstance(report, MaskReport)
-    function = scores_lib.shown_masks if is_mask else scores_lib.shown
-    found = scored(run, model, function).predict(few, verbose=0)
-    pixels = contact_sheet.in_unit_range(found["inputs"], images)
+    function = scores_lib.shown_masks if opened.is_mask else scores_lib.shown
+    found = scored(opened.run, opened.model, function).predict(few, verbose=0)
+    pixels = contact_sheet.in_unit_range(found["inputs"], data.images)
     others = {}
-    if loader.data.source.targets is not None:
+    if data.source.targets is not None:
         both = found["targets"], found["outputs"]
-        if is_mask:
+        if opened.is_mask:
             both = (contact_sheet.colors_of(each[..., 0]) for each in both)
         else:
-            both = (contact_sheet.in_unit_range(each, images) for each in both)
+            both = (contact_sheet.in_unit_range(each, data.images) for each in both)
         others = dict(zip(("targets", "answers"), both, strict=True))
-    captions = report.captions(places_of_worst.tolist())
-    contact_sheet.write(path, pixels, captions, **others)
+    contact_sheet.write(path, pixels, report.captions(places_of_worst.tolist()), **others)
 
 
 def _written(report: Evaluated, folder: pathlib.Path, write_worst) -> pathlib.Path:

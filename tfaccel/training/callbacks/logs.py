@@ -43,6 +43,7 @@ class Logs(keras.callbacks.Callback):
         loader: Loader,
         throughput: Throughput,
         gpus: GpuUsage,
+        epochs_later: int = 0,
         every_steps: int = 50,
         clock: Callable[[], float] = time.perf_counter,
     ):
@@ -53,12 +54,14 @@ class Logs(keras.callbacks.Callback):
           loader: the training data of `fit`.
           throughput: a callback of the same `fit`, before this one.
           gpus: of this process.
+          epochs_later: epochs of the run that another `fit` trains after this one.
           every_steps: steps between two records of an epoch, for writers without `every_s`.
           clock: seconds, monotonic.
         """
         super().__init__()
         self._writers = [_Paced(each, every_steps) for each in writers]
         self._loader, self._throughput, self._gpus = loader, throughput, gpus
+        self._epochs_later = epochs_later
         self._clock, self._start = clock, clock()
         self._after_steps_s = 0.0  # how long validation took in the previous epoch
         self._validations = _ValidationTimer(clock)
@@ -91,7 +94,7 @@ class Logs(keras.callbacks.Callback):
         # A run may resume after the last step of an epoch, with only its validation left.
         steps_are_done = self._loader.begins_late and position % num_steps == 0
         self._epoch = position // num_steps + (0 if steps_are_done else 1)
-        self._epochs_after = self.params["epochs"] - epoch - 1
+        self._epochs_after = self.params["epochs"] - epoch - 1 + self._epochs_later
         self._position, self._steps_ended = position, None
         self._usages = []
         for each in self._writers:

@@ -125,8 +125,8 @@ def batch_norm_momentum(model: keras.Model) -> float | None:
 
 
 def most_frequent(labels: np.ndarray | None) -> float:
-    """Returns the share of the most frequent class; 0 without labels."""
-    if labels is None or not len(labels):
+    """Returns the share of the most frequent class; 0 without labels of one class each."""
+    if labels is None or not len(labels) or np.ndim(labels) != 1:
         return 0.0
     return float(np.bincount(np.asarray(labels)).max() / len(labels))
 

@@ -29,8 +29,8 @@ def to_keep(
 
 
 def largest_is_best(monitor: str) -> bool:
-    """Returns whether the largest value of this log is the best. Of a loss, the smallest is."""
-    return not monitor.endswith("loss")
+    """Returns whether the largest value of this log is the best. Of a loss or error it is not."""
+    return not monitor.endswith(("loss", "error"))
 
 
 def best_first(scores: Mapping[Name, float | None], *, largest_is_best: bool) -> list[Name]:

@@ -85,22 +85,36 @@ def write_batch(
     *,
     settings: ImageConfig,
     class_names: Sequence[str],
+    target_names: Sequence[str] = (),
 ) -> pathlib.Path:
     """Writes rows of a loader's batches and returns the file's path.
 
     Args:
       path: of the PNG.
       x: [n, height, width, 1 or 3] of a float dtype, normalised.
-      y: [n] int64 labels; or [n, height, width, channels] targets, normalised; or
-        [n, height, width, 1] uint8 masks. Each value of a mask has its own colour; 0 is black.
+      y: [n] int64 labels; or [n, labels] float32, several classes or numbers; or
+        [n, height, width, channels] targets, normalised; or [n, height, width, 1] uint8 masks. Each
+        value of a mask has its own colour; 0 is black.
       settings: those of the loader.
-      class_names: in the order of the labels.
+      class_names: in the order of the labels; empty for numbers.
+      target_names: the names of the numbers.
     """
     images = in_unit_range(x, settings)
     if y.ndim == 1:
         return write(path, images, [class_names[label] for label in y])
+    if y.ndim == 2:
+        return write(path, images, [_caption(each, class_names, target_names) for each in y])
     targets = colors_of(y[..., 0]) if settings.targets == "mask" else in_unit_range(y, settings)
     return write(path, images, [str(index) for index in range(len(images))], targets=targets)
+
+
+def _caption(label: np.ndarray, class_names: Sequence[str], target_names: Sequence[str]) -> str:
+    """Returns the names of an image's classes, or its numbers."""
+    if class_names:
+        return ", ".join(class_names[place] for place in np.flatnonzero(label > 0.5)) or "none"
+    alone = len(target_names) == 1
+    named = zip(target_names, label.tolist(), strict=True)
+    return ", ".join(f"{each:.4g}" if alone else f"{name} {each:.4g}" for name, each in named)
 
 
 def in_unit_range(images: np.ndarray, settings: ImageConfig) -> np.ndarray:

@@ -43,4 +43,5 @@ class FirstBatch(Writer):
                 y[real],
                 settings=self._loader.data.images,
                 class_names=self._loader.class_names,
+                target_names=self._loader.data.source.target_names,
             )
