@@ -27,7 +27,6 @@ COMMON = (
     "train.epochs",
     "train.optimizer",
     "train.learning_rate",
-    "train.backbone_factor",
     "train.warmup_epochs",
     "train.decay",
     "train.weight_decay",
