@@ -234,8 +234,8 @@ class Run:
         A batch is (image, label, weight), or (image, label) if no batch is padded. The image is
         [rows, height, width, channels], float16 if the model computes in float16, else float32. The
         label is [rows] int64, or [rows, labels] float32 for several classes an image and for
-        numbers. The weight is [rows] float32, 0 for padding. Image pairs give (input, target) in place of
-        (image, label).
+        numbers. The weight is [rows] float32, 0 for padding. Image pairs give (input, target) in
+        place of (image, label).
 
         Args:
           source: a source from `tfaccel.sources`: class_folders, image_list, tfrecord, webdataset,

@@ -13,7 +13,7 @@ import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import keras
 import numpy as np
@@ -30,15 +30,18 @@ from tfaccel.experiment.evaluate import scores as scores_lib
 from tfaccel.experiment.evaluate.asked import Asked
 from tfaccel.experiment.evaluate.class_report import ClassReport
 from tfaccel.experiment.evaluate.mask_report import MaskReport
+from tfaccel.experiment.evaluate.multilabel_report import MultilabelReport
 from tfaccel.experiment.evaluate.opened import (
+    Known,
     checkpoint_of,
+    known_of_run,
     model_of_checkpoint,
     model_of_export,
     names_of,
     source_of,
-    trained_class_names,
 )
 from tfaccel.experiment.evaluate.page import About, Evaluated
+from tfaccel.experiment.evaluate.regression_report import RegressionReport
 from tfaccel.experiment.evaluate.restored_report import RestoredReport
 from tfaccel.experiment.open_data import open_loader
 from tfaccel.experiment.scored import scored
@@ -76,12 +79,12 @@ def evaluate(
     cluster = find(os.environ)
     check_one_process(cluster, "evaluate")
     if asked.export is not None:
-        names, words = _names_in(asked.export), f"the export in {asked.export}"
+        known, words = Known.of_export(asked.export), f"the export in {asked.export}"
     else:
-        names = trained_class_names(workdir)
+        known = known_of_run(workdir)
         snapshot, words = checkpoint_of(workdir, config, asked)
     run = Run(config.runtime, cluster)
-    source = source_of(config, asked, names)
+    source = source_of(config, asked, known)
     loader = open_loader(run, config, "test", source=source)
     with contextlib.ExitStack() as stack:
         if asked.export is not None:
@@ -98,10 +101,6 @@ def evaluate(
         return report, _written(report, folder.absolute(), picture)
 
 
-def _names_in(export: pathlib.Path) -> tuple[str, ...]:
-    return tuple(map(str, card.read(export)["class_names"]))
-
-
 def _report(
     run: Run,
     config: Config,
@@ -114,19 +113,11 @@ def _report(
 ) -> Evaluated:
     """Returns the report, from the scores of all images."""
     num_outputs = model.output_shape[-1]
-    images = loader.data.images
-    is_mask = loader.data.source.targets is not None and images.targets == "mask"
-    if loader.data.source.targets is None:
-        function = scores_lib.Classes(min(NUM_NAMED, num_outputs))
-    elif is_mask:
-        function = scores_lib.Masks(num_outputs, images.ignore_class)
-    else:
-        function = scores_lib.Restored(images.std)
     per_execution = steps_in_execution(
         config.train, run.runtime.devices[0], num_steps=loader.num_batches
     )
     with waits.on("evaluating the images"):
-        model = scored(run, model, function, per_execution=per_execution)
+        model = scored(run, model, _function(loader, num_outputs), per_execution=per_execution)
         scores = model.predict(loader, verbose=0)
     read = _read(loader)
     image_names = names_of(loader.data.found)
@@ -141,17 +132,46 @@ def _report(
         num_replicas=run.strategy.num_replicas_in_sync,
         unread=tuple(unread),
     )
-    if is_mask:
+    if _has_masks(loader):
         _check_values(scores["num_beyond"], image_names, num_outputs)
-        names = [str(each) for each in range(num_outputs)]
-        report = MaskReport(about, names, image_names, scores)
-    elif loader.data.source.targets is not None:
-        report = RestoredReport(about, image_names, scores)
-    else:
-        names = card.completed(loader.class_names, num_outputs)
-        labels = loader.data.source.labels[read]
-        report = ClassReport(about, names, image_names, labels, scores)
+    report = _of_scores(loader, about, image_names, scores, num_outputs)
     return report.with_notes(_notes(workdir, report))
+
+
+def _has_masks(loader: Loader) -> bool:
+    return loader.data.source.targets is not None and loader.data.images.targets == "mask"
+
+
+def _function(loader: Loader, num_outputs: int) -> Callable:
+    """Returns what is computed for each image, according to the task of the data."""
+    images = loader.data.images
+    if _has_masks(loader):
+        return scores_lib.Masks(num_outputs, images.ignore_class)
+    return {
+        None: scores_lib.Restored(images.std),
+        "classes": scores_lib.Classes(min(NUM_NAMED, num_outputs)),
+        "multilabel": scores_lib.several,
+        "regression": scores_lib.numbers,
+    }[loader.data.source.task]
+
+
+def _of_scores(
+    loader: Loader, about: About, image_names: list[str], scores: dict, num_outputs: int
+) -> Evaluated:
+    """Returns the report according to the task of the data."""
+    if _has_masks(loader):
+        names = [str(each) for each in range(num_outputs)]
+        return MaskReport(about, names, image_names, scores)
+    source = loader.data.source
+    if source.task is None:
+        return RestoredReport(about, image_names, scores)
+    labels = source.labels[_read(loader)]
+    if source.task == "regression":
+        return RegressionReport(about, source.target_names, image_names, labels, scores)
+    names = card.completed(loader.class_names, num_outputs)
+    if source.task == "multilabel":
+        return MultilabelReport(about, names, image_names, labels > 0.5, scores)
+    return ClassReport(about, names, image_names, labels, scores)
 
 
 def _check_values(num_beyond: np.ndarray, names: list[str], num_classes: int) -> None:
@@ -214,12 +234,7 @@ def _notes(workdir: pathlib.Path, report: Evaluated) -> Iterator[str]:
             f"The outputs for {counted(num, 'image')} are infinite or NaN. {report.if_not_finite} "
             "Look at their pixels, and at the loss of the training."
         )
-    if isinstance(report, ClassReport) and (empty := report.empty_classes):
-        yield (
-            f"{len(empty)} of {len(report.names)} classes have no image here: "
-            f"{', '.join(empty[:5])}{', ...' if len(empty) > 5 else ''}. They have no recall, and "
-            "count in the macro F1 only if the model takes an image for one of them."
-        )
+    yield from report.remarks()
 
 
 def _write_worst(
