@@ -296,7 +296,7 @@ def export(values: flags.FlagValues, given: list[str]) -> int:
 
 
 @command(
-    summary="classify image files with an exported model",
+    summary="predict the classes of image files, or numbers, with an exported model",
     takes="--model=DIR IMAGE|FOLDER... [flags]",
     about="""
         Prints the most likely classes of each image file and their probabilities. If an image may

@@ -365,7 +365,7 @@ def test_whole_numbers_of_other_images_are_still_numbers(numbers, root, tmp_path
     config["data"]["label_columns"] = "*"  # whose order may differ
     (workdir / "config.json").write_text(json.dumps(config))
     table.write_text(f"path,level,x\n{root}/testing/03.png,1,0\n")
-    with pytest.raises(UserError, match="numbers of these images are level, x"):
+    with pytest.raises(UserError, match="numbers of the test images are level, x"):
         evaluate(workdir, Asked(data=table))
 
 

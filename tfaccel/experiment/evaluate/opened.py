@@ -17,7 +17,7 @@ from tfaccel.data.images import ImageData
 from tfaccel.data.source import ArraySource, Blobs, ImageSource
 from tfaccel.experiment import tasks
 from tfaccel.experiment.evaluate.asked import NEEDS_LIST, SEVERAL, Asked
-from tfaccel.experiment.open_data import open_source, open_sources
+from tfaccel.experiment.open_data import check_same_numbers, open_source, open_sources
 from tfaccel.experiment.trained import model_of, snapshot_of, store_of
 from tfaccel.export import card
 from tfaccel.run import Run
@@ -87,7 +87,6 @@ def source_of(config: Config, asked: Asked, known: Known) -> ImageSource | Array
     if known.target_names and train.target_names != known.target_names:
         raise _changed("numbers", known.target_names, train.target_names)
     chosen = train if asked.split == "train" else test
-    _check_targets(chosen, train.target_names)
     # The test images may lack classes that the model has.
     return dataclasses.replace(chosen, class_names=names) if names else chosen
 
@@ -103,18 +102,8 @@ def _other_source(data: DataConfig, known: Known) -> ImageSource | ArraySource:
     if data.source == "csv" and task in SEVERAL:
         data = dataclasses.replace(data, task=task)  # the labels of few images may look otherwise
     found = open_source(data, "test", class_names=names or None)
-    _check_targets(found, targets)
+    check_same_numbers(targets, found.target_names)
     return found
-
-
-def _check_targets(source: ImageSource | ArraySource, names: Sequence[str]) -> None:
-    """Raises UserError if the numbers of a source are not those of the training."""
-    if names and source.target_names != tuple(names):
-        raise UserError(
-            f"the numbers of these images are {_some(source.target_names)}, but those of the "
-            f"training are {_some(names)}; give them in the order of the training, by the same "
-            "names (data.label_columns)"
-        )
 
 
 def _changed(what: str, known: Sequence[str], found: Sequence[str]) -> UserError:
