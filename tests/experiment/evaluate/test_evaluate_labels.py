@@ -275,8 +275,7 @@ def test_a_target_with_no_spread_and_one_image(numbers, root, tmp_path):
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("which", ["tags", "numbers"])
-@pytest.mark.parametrize("loader", ["dali_cpu", "memory"])
+@pytest.mark.parametrize(("which", "loader"), [("tags", "memory"), ("numbers", "dali_cpu")])
 def test_two_replicas_give_what_one_gives_for_any_labels(
     which, loader, request, tmp_path, monkeypatch
 ):
@@ -377,3 +376,39 @@ def test_an_export_of_any_labels_is_evaluated_as_its_weights(which, request, tmp
     report, _ = evaluate(workdir, Asked(export=workdir / "export" / "1"), out=tmp_path)
     for name, each in newest.scores.items():
         np.testing.assert_allclose(report.scores[name], each, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow  # XLA compiles for seconds
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("which", ["tags", "numbers"])
+def test_xla_gives_any_labels_what_is_computed_without_it(which, request, tmp_path):
+    workdir = shutil.copytree(request.getfixturevalue(which), tmp_path / "run")
+    plain, _ = evaluate(workdir, Asked())
+    config = json.loads((workdir / "config.json").read_text())
+    config["runtime"]["xla"] = True
+    (workdir / "config.json").write_text(json.dumps(config))
+    report, _ = evaluate(workdir, Asked())
+    for name, each in plain.scores.items():
+        np.testing.assert_allclose(report.scores[name], each, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("which", ["tags", "numbers"])
+def test_an_unreadable_image_keeps_the_labels_of_the_others(which, request, root, tmp_path):
+    workdir = request.getfixturevalue(which)
+    whole, _ = evaluate(workdir, Asked(), out=tmp_path / "out")
+    copy = shutil.copytree(root, tmp_path / "copy")
+    (copy / "testing" / "02.png").write_bytes(b"no image")
+    asked = Asked(root=str(copy), bad_files="skip")
+    report, folder = evaluate(workdir, asked, out=tmp_path / "out")
+    np.testing.assert_array_equal(report.labels, np.delete(whole.labels, 2, axis=0))
+    for name, each in whole.scores.items():
+        np.testing.assert_allclose(report.scores[name], np.delete(each, 2, axis=0), rtol=1e-4)
+    rows = rows_of(folder)
+    assert len(rows) == NUM_TEST
+    last = dict(rows[-1])
+    assert (last.pop("image"), last.pop("note")) == (
+        str(copy / "testing" / "02.png"),
+        "cannot be read",
+    )
+    assert set(last.values()) == {""}
