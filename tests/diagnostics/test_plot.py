@@ -284,6 +284,10 @@ def test_in_a_picture_with_tests_each_training_line_is_dashed(tmp_path):
 
 def test_names_of_metrics_are_words():
     assert metric_words("top5").title == "Top-5 accuracy (higher is better)"
+    assert metric_words("f1_score").title == "F1 score (higher is better)"
+    assert metric_words("r2_score").unit == "R squared, at most 1"
+    # Of several classes an image, a share of all answers, not of the images.
+    assert metric_words("binary_accuracy").unit == "share of the answers, 0 to 1"
     assert metric_words("my_own_metric") == ("My own metric", "my own metric")
     assert column_head("val_psnr") == "PSNR, test images"
     assert column_head("epoch") == "epoch"

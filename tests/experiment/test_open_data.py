@@ -106,3 +106,22 @@ def test_only_training_images_are_sampled_by_class(setup):
     assert counts.sum() == train.num_examples
     assert counts.max() - counts.min() <= 1
     assert len(set(np.bincount(train.data.source.labels))) > 1  # they are not equal in the data
+
+
+@pytest.mark.parametrize("heads", ["path,y,x", "path,x", "path,x,z"])
+def test_numbers_of_test_images_are_those_of_the_training_in_their_order(tmp_path, png, heads):
+    (tmp_path / "0.png").write_bytes(png)
+    for name, columns in (("train", "path,x,y"), ("test", heads)):
+        values = ["0.png", "1.5", "2.5"][: columns.count(",") + 1]
+        (tmp_path / f"{name}.csv").write_text(f"{columns}\n{','.join(values)}\n")
+    settings = {"root": str(tmp_path), "source": "csv", "train": "train.csv", "test": "test.csv"}
+    data = DataConfig(**settings, label_columns="*", task="regression")
+    said = f"numbers of the test images are {heads[5:].replace(',', ', ')}.*training are x, y"
+    with pytest.raises(UserError, match=said):
+        open_sources(data)
+    train, _ = open_sources(DataConfig(**(settings | {"test": "train.csv"}), label_columns="*"))
+    assert train.target_names == ("x", "y")
+    (tmp_path / "train.csv").write_text("path,label\n0.png,1.5\n")
+    (tmp_path / "test.csv").write_text("path,target\n0.png,2\n")
+    _, test = open_sources(DataConfig(**settings))
+    np.testing.assert_array_equal(test.labels, [[2]])

@@ -27,9 +27,11 @@ SPLITS = ("test", "train")
         training.
 
         Classes: accuracy, top 5, precision, recall and F1 of each class, log loss, the confusion
-        matrix, the calibration error, and the images of the highest loss. Masks: IoU of each class,
-        and the worst images with mask and prediction. Pairs of images: PSNR, and the worst images.
-        images.csv has a row for each image.""",
+        matrix, the calibration error, and the images of the highest loss. Several classes an image:
+        average precision, AUC, F1 and the best threshold of each class, and the same of the rest.
+        Numbers: MAE, RMSE and R squared of each, and the images of the largest errors. Masks: IoU
+        of each class, and the worst images with mask and prediction. Pairs of images: PSNR, and the
+        worst images. images.csv has a row for each image.""",
     flags=(
         Flag("workdir", None, "the workdir of a run of `tfaccel train`", shown="DIR"),
         Flag(

@@ -296,7 +296,7 @@ def export(values: flags.FlagValues, given: list[str]) -> int:
 
 
 @command(
-    summary="classify image files with an exported model",
+    summary="predict the classes of image files, or numbers, with an exported model",
     takes="--model=DIR IMAGE|FOLDER... [flags]",
     about="""
         Prints the most likely classes of each image file and their probabilities. If an image may
@@ -308,8 +308,9 @@ def export(values: flags.FlagValues, given: list[str]) -> int:
         each image has one line.
 
         With --output, very many images are predicted fast, by a loader and on all GPUs, and written
-        to a CSV file with one row for each image. A call that was stopped continues if you repeat
-        it.""",
+        to a CSV file with one row for each image. If an image may have several classes, a row has
+        the probability of each class (probability_NAME), and for a regression each number
+        (predicted_NAME). A call that was stopped continues if you repeat it.""",
     flags=(
         Flag(
             "model",
@@ -362,6 +363,7 @@ def predict(values: flags.FlagValues, paths: list[str]) -> int:
 
     folder, paths = find_export(pathlib.Path(values.model)), image_files(paths)
     if output:
+        _check_choice_of_classes(values, folder)
         gpu_ids, batch = values["gpu-ids"].value, values["global-batch-size"].value
         gpu_ids = None if gpu_ids is None else RuntimeConfig(gpu_ids=gpu_ids).gpu_ids
         once = {}
@@ -409,6 +411,23 @@ def _output_of(values: flags.FlagValues) -> pathlib.Path | None:
             "turn it into other formats, such as Parquet)"
         )
     return output
+
+
+def _check_choice_of_classes(values: flags.FlagValues, folder: pathlib.Path) -> None:
+    """Raises UserError for flags that choose classes, where each row has all of them."""
+    if values["threshold"].present:
+        raise UserError(
+            f"--threshold={values.threshold} with --output, whose rows have probabilities and no "
+            "choice by them; remove --threshold"
+        )
+    from tfaccel.export import card
+
+    task = card.read(folder).get("task")
+    if values["top"].present and task in ("multilabel", "regression"):
+        raise UserError(
+            f"--top={values.top}, but the rows of --output have a column for each "
+            f"{'class' if task == 'multilabel' else 'number'} of this export; remove --top"
+        )
 
 
 PORTS = f"{FIRST_PORT} to {LAST_PORT}"

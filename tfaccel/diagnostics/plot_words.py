@@ -51,7 +51,13 @@ _METRICS = {
     "top5": Metric("Top-5 accuracy (higher is better)", _SHARE),
     "sparse_categorical_accuracy": _ACCURACY,
     "categorical_accuracy": _ACCURACY,
-    "binary_accuracy": _ACCURACY,
+    # Of several classes an image, each class of each image has an answer.
+    "binary_accuracy": Metric("Accuracy (higher is better)", "share of the answers, 0 to 1"),
+    "f1_score": Metric("F1 score (higher is better)", "F1, 0 to 1"),
+    "mean_average_precision": Metric(
+        "Mean average precision (higher is better)", "average precision, 0 to 1"
+    ),
+    "r2_score": Metric("R squared (higher is better)", "R squared, at most 1"),
     "precision": Metric("Precision (higher is better)", "precision, 0 to 1"),
     "recall": Metric("Recall (higher is better)", "recall, 0 to 1"),
     "auc": Metric("Area under the curve (higher is better)", "AUC, 0 to 1"),

@@ -8,6 +8,7 @@ import dataclasses
 import pathlib
 from collections.abc import Sequence
 
+from tfaccel.common.errors import UserError
 from tfaccel.config import SOURCE_ARGUMENTS, Config, DataConfig, ImageConfig
 from tfaccel.data import sources
 from tfaccel.data.distribute import Loader
@@ -53,7 +54,27 @@ def open_sources(data: DataConfig) -> tuple[ImageSource | ArraySource, ImageSour
     if data.splits:
         return _divided(data, _whole(data, "train"))
     train = _whole(data, "train")
-    return train, _whole(data, "test", train.class_names, task=train.task)
+    test = _whole(data, "test", train.class_names, task=train.task)
+    check_same_numbers(train.target_names, test.target_names)
+    return train, test
+
+
+def check_same_numbers(ours: Sequence[str], theirs: Sequence[str]) -> None:
+    """Raises UserError unless training and test images have the same numbers, in the same order.
+
+    A single number may have another name, because lists name it "label", "target" and so on.
+
+    Args:
+      ours: the names of the numbers of the training images; empty if there are none.
+      theirs: those of the test images.
+    """
+    if tuple(ours) != tuple(theirs) and not len(ours) == len(theirs) == 1:
+        raise UserError(
+            f"the numbers of the test images are {', '.join(theirs[:5]) or 'none'} "
+            f"({len(theirs)}), but those of the training are {', '.join(ours[:5]) or 'none'} "
+            f"({len(ours)}); give both the same columns in the same order, for example by their "
+            "names in data.label_columns"
+        )
 
 
 def _divided(data: DataConfig, source) -> tuple:

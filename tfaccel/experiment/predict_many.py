@@ -1,4 +1,4 @@
-"""Predicts the classes of very many image files with an export, and writes them to a CSV file.
+"""Predicts classes or numbers of very many image files with an export, and writes a CSV file.
 
 The files go through a loader, which decodes in threads or on the GPU, and the network runs on all
 replicas. The file is written in pieces: the same call continues what a stopped one has begun, and
@@ -52,13 +52,16 @@ def predict_many(
     gpu_ids: Sequence[int] | None = None,
     global_batch_size: int | None = None,
 ) -> int:
-    """Writes a row for each file and returns how many files have an error in place of classes.
+    """Writes a row for each file and returns how many files have an error in place of an answer.
+
+    A row has the likeliest classes. If an image may have several classes, it has the probability of
+    each class instead, and for a regression each number, in columns by name.
 
     Args:
-      folder: the folder of an export of a classifier, with its model.keras.
+      folder: the folder of an export of classes or numbers, with its model.keras.
       files: the paths of the images, each once.
       output: a new .csv file.
-      top: the likeliest classes in a row.
+      top: the likeliest classes in a row, for images with one class.
       loader: "dali_gpu", "dali_cpu" or "tf_data"; None for DALI on the device.
       gpu_ids: indices of the GPUs; () for the CPU; None for all GPUs.
       global_batch_size: images of a step over all replicas; None for about `BATCH`.
@@ -68,7 +71,7 @@ def predict_many(
       RunError: the output cannot be written.
     """
     export = _Export.read(folder)
-    top = min(top, len(export.class_names))
+    asked = export.asked(top)
     paths = [os.path.abspath(each) for each in files]
     cluster = find(os.environ)
     check_one_process(cluster, "predict --output")
@@ -76,16 +79,15 @@ def predict_many(
     num_replicas, device = run.strategy.num_replicas_in_sync, run.runtime.devices[0]
     loader = loader or ("dali_cpu" if device.cuda_ordinal is None else "dali_gpu")
     batch = global_batch_size or max(1, BATCH // num_replicas) * num_replicas
-    heads = [f"{name}_{each}" for each in range(1, top + 1) for name in ("class", "probability")]
     pieces = Pieces(
         output,
-        ("image", *heads, "error"),
+        ("image", *asked.heads, "error"),
         num_rows=len(files),
         rows_per_piece=ROWS_PER_PIECE,
         settings={
             "files": _digest(map(os.fsencode, paths)),
             "model": _digest([export.file.read_bytes()]),
-            "classes": list(export.class_names),
+            "classes": list(export.names),
             # Others would round differently.
             "computed by": [num_replicas, device.cuda_ordinal is not None, loader, batch],
         },
@@ -103,7 +105,7 @@ def predict_many(
         faults = {each.id: each for each in report.faults if each.severity == BAD}
         reasons = {number: f"{each.kind}: {each.cause}" for number, each in faults.items()}
         good = np.delete(np.arange(len(paths)), report.bad_ids)
-        rows = _Rows(pieces, files, reasons, good, export.class_names, top)
+        rows = _Rows(pieces, files, reasons, good, asked)
         if rows.next_good < len(good):
             images = run.loader(
                 source.taken(good),
@@ -111,7 +113,7 @@ def predict_many(
                 **dataclasses.asdict(export.images)
                 | {"loader": loader, "global_batch_size": batch, "batch_per_replica": None},
             )
-            _predict(run, export, images, rows, top)
+            _predict(run, export, images, rows, asked)
         rows.finish()
         num_errors = pieces.count(lambda row: row[-1] != "")
         pieces.join()
@@ -119,7 +121,7 @@ def predict_many(
     return num_errors
 
 
-def _predict(run: Run, export: "_Export", images: Loader, rows: "_Rows", top: int) -> None:
+def _predict(run: Run, export: "_Export", images: Loader, rows: "_Rows", asked) -> None:
     """Runs the network from the first batch that has a missing row on."""
     with run.scope():
         model = export.load()
@@ -127,7 +129,7 @@ def _predict(run: Run, export: "_Export", images: Loader, rows: "_Rows", top: in
     images.start_at(epoch=0, step=step)
     rows.skip_before(step * images.data.plan.global_batch_size)
     with waits.on("predicting the images"):
-        named = scored(run, model, _Named(export.answers, top))
+        named = scored(run, model, asked)
         collect = _Collect(rows.take, images.data.plan, step)
         try:
             named.predict(images, steps=images.num_batches - step, callbacks=[collect], verbose=0)
@@ -144,15 +146,15 @@ class _Export:
 
     Attributes:
       file: model.keras.
-      class_names: of all outputs, in order.
-      answers: from outputs to probabilities.
+      names: of the classes or the numbers of all outputs, in order.
+      answers: from outputs to probabilities or numbers.
       images: size, channels and normalization.
       augment: the window.
       precision: the dtype policy.
     """
 
     file: pathlib.Path
-    class_names: tuple[str, ...]
+    names: tuple[str, ...]
     answers: Answers
     images: ImageConfig
     augment: AugmentConfig
@@ -163,14 +165,16 @@ class _Export:
         """Reads the card.
 
         Raises:
-          UserError: the export is not that of a classifier of images, has no model.keras, or was
-            written by a tfaccel that noted less.
+          UserError: the export predicts neither classes of images nor numbers, has no model.keras,
+            or was written by a tfaccel that noted less.
         """
         facts, file = card.read(folder), folder / "model.keras"
-        if facts.get("answers") not in ("logits", "probabilities") or not facts["class_names"]:
+        kind = facts.get("answers")
+        names = facts.get("target_names" if kind == "numbers" else "class_names")
+        if kind not in ("logits", "probabilities", "numbers") or not names:
             raise UserError(
-                f"{folder} does not predict the classes of image files; expected an export made "
-                "with a loader of labelled images, as `tfaccel train` makes it"
+                f"{folder} does not predict the classes of image files, or numbers; expected an "
+                "export made with a loader of labelled images, as `tfaccel train` makes it"
             )
         if not file.is_file():
             raise UserError(
@@ -199,12 +203,18 @@ class _Export:
             window["center_fraction"] = pixels["center_fraction"]
         return cls(
             file,
-            tuple(map(str, facts["class_names"])),
-            Answers(facts["answers"], exclusive=facts["exclusive"]),
+            tuple(map(str, names)),
+            Answers(kind, exclusive=facts["exclusive"], several=facts.get("task") == "multilabel"),
             images,
             AugmentConfig(**window),
             PRECISIONS.get(facts["computes_in"], "float32"),
         )
+
+    def asked(self, top: int) -> "_Likeliest | _All":
+        """Returns what a row has: the `top` likeliest classes, or all classes or numbers."""
+        if self.answers.task == "classes":
+            return _Likeliest(self.answers, self.names, min(top, len(self.names)))
+        return _All(self.answers, self.names)
 
     def load(self) -> keras.Model:
         """Returns the model, in the current scope."""
@@ -215,22 +225,64 @@ class _Export:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Named:
-    """Gives the likeliest classes of the rows of a batch, on their replica.
-
-    They are [rows, top] int32, their probabilities, [rows, top] float32, and whether all
-    probabilities of a row are finite, [rows] bool.
-    """
+class _Likeliest:
+    """The likeliest classes of an image: on its replica, and in its row of the file."""
 
     answers: Answers
+    names: tuple[str, ...]
     top: int
 
+    @property
+    def heads(self) -> list[str]:
+        """The names of the columns."""
+        places = range(1, self.top + 1)
+        return [f"{name}_{each}" for each in places for name in ("class", "probability")]
+
     def __call__(self, inputs, targets, outputs) -> tuple:
+        """Returns classes and probabilities of the rows of a batch, and whether all are finite.
+
+        They are [rows, top] int32, [rows, top] float32, and [rows] bool.
+        """
         chances = self.answers(outputs)["probabilities"]
         values, classes = ops.top_k(chances, self.top)
         is_finite = ops.all(ops.isfinite(chances), axis=-1)
         # A tuple, because Keras makes numbers of what a dict passes to callbacks.
         return ops.cast(classes, "int32"), values, is_finite
+
+    def cells(self, classes: list[int], chances: list[float]) -> list[str]:
+        """Returns the cells of an image."""
+        pairs = zip(classes, chances, strict=True)
+        return [each for one, chance in pairs for each in (self.names[one], f"{chance:.7g}")]
+
+
+@dataclasses.dataclass(frozen=True)
+class _All:
+    """The probability of each class of an image, or each number, in columns by name."""
+
+    answers: Answers
+    names: tuple[str, ...]
+
+    @property
+    def heads(self) -> list[str]:
+        """The names of the columns, as in the images.csv of `tfaccel evaluate`."""
+        # Without the first word, a class may have the name of another column, such as "error".
+        kind = "predicted" if self.answers.kind == "numbers" else "probability"
+        return [f"{kind}_{each}" for each in self.names]
+
+    def __call__(self, inputs, targets, outputs) -> tuple:
+        """Returns values of the rows of a batch, and whether all of a row are finite.
+
+        They are [rows, classes or numbers] float32, and [rows] bool.
+        """
+        name = "numbers" if self.answers.kind == "numbers" else "probabilities"
+        values = self.answers(outputs)[name]
+        # An infinite logit has a finite probability, which means nothing.
+        is_finite = ops.all(ops.isfinite(ops.cast(outputs, "float32")), axis=-1)
+        return values, is_finite
+
+    def cells(self, values: list[float]) -> list[str]:
+        """Returns the cells of an image."""
+        return [f"{each:.7g}" for each in values]
 
 
 class _Collect(keras.callbacks.Callback):
@@ -278,12 +330,11 @@ class _Rows:
         files: Sequence[str],
         reasons: dict[int, str],
         good: np.ndarray,
-        class_names: Sequence[str],
-        top: int,
+        asked: _Likeliest | _All,
     ):
-        """Takes where to write, the files, why some cannot be read, and which can be."""
+        """Takes where to write, the files, why some cannot be read, which can be, and the cells."""
         self._pieces, self._files, self._reasons, self._good = pieces, files, reasons, good
-        self._names, self._top, self._skip = class_names, top, 0
+        self._cells, self._none, self._skip = asked.cells, [""] * len(asked.heads), 0
         self._next = pieces.start  # the next row of all
         self.next_good = int(np.searchsorted(good, self._next))
 
@@ -291,21 +342,17 @@ class _Rows:
         """Says that the answers begin with an earlier file, whose row is already written."""
         self._skip = self.next_good - first_good
 
-    def take(self, classes: np.ndarray, values: np.ndarray, is_finite: np.ndarray) -> None:
-        """Takes the answers for the next readable files: the results of `_Named`."""
-        skip = min(self._skip, len(classes))
+    def take(self, *results: np.ndarray) -> None:
+        """Takes the answers for the next readable files, the last of which says which are known."""
+        skip = min(self._skip, len(results[0]))
         self._skip -= skip
-        columns = (each[skip:].tolist() for each in (classes, values, is_finite))
-        for likeliest, chances, is_known in zip(*columns, strict=True):
+        columns = (each[skip:].tolist() for each in results)
+        for *values, is_known in zip(*columns, strict=True):
             self._errors_before(int(self._good[self.next_good]))
             if is_known:
-                pairs = zip(likeliest, chances, strict=True)
-                cells = [
-                    each for one, chance in pairs for each in (self._names[one], f"{chance:.7g}")
-                ]
-                self._add(cells, "")
+                self._add(self._cells(*values), "")
             else:
-                self._add([""] * (2 * self._top), NOT_FINITE)
+                self._add(self._none, NOT_FINITE)
             self.next_good += 1
         waits.reached(f"{self._next:,} of {len(self._files):,} images")
 
@@ -315,7 +362,7 @@ class _Rows:
 
     def _errors_before(self, row: int) -> None:
         while self._next < row:
-            self._add([""] * (2 * self._top), self._reasons[self._next])
+            self._add(self._none, self._reasons[self._next])
 
     def _add(self, cells: list[str], error: str) -> None:
         self._pieces.add((self._files[self._next], *cells, error))

@@ -65,3 +65,29 @@ def test_a_reliability_diagram_has_the_bins():
     assert [each.get_height() for each in below.patches if each.get_height()] == [1, 2]
     empty = calibrate(np.zeros(0, np.float32), np.zeros(0, bool))
     pictures.reliability_figure(empty).savefig(io.BytesIO(), format="png", dpi=50)
+
+
+def test_numbers_are_drawn_against_true_ones():
+    random = np.random.default_rng(0)
+    true = random.normal(size=(40, 2))
+    figure = pictures.scatter_figure(true, true + 1, ["$_\\odd^{", "b"], np.array([0.5, np.nan]))
+    figure.savefig(io.BytesIO(), format="png", dpi=50)
+    charts = [each for each in figure.axes if each.get_visible()]
+    assert len(charts) == 2
+    drawn = charts[1].collections[0].get_offsets()
+    np.testing.assert_allclose(drawn, np.stack([true[:, 1], true[:, 1] + 1], axis=1))
+    assert charts[0].get_title("left") == "$_\\odd^{, R squared 0.500"
+    assert charts[1].get_title("left") == "b, R squared undefined"
+
+
+def test_of_many_numbers_those_of_the_lowest_ratio_are_shown(monkeypatch):
+    monkeypatch.setattr(pictures, "MOST_POINTS", 10)
+    true = np.zeros((30, 20))
+    ratios = np.where(np.arange(20) < 5, np.nan, 1 - np.arange(20) / 20)
+    names = [str(each) for each in range(20)]
+    figure = pictures.scatter_figure(true, true, names, ratios)
+    charts = [each for each in figure.axes if each.get_visible()]
+    assert [each.get_title("left").split(",")[0] for each in charts] == names[8:]
+    assert "the 12 targets of the lowest R squared, of 20; 10 of 30 images" in figure.get_suptitle()
+    nothing = pictures.scatter_figure(true[:0], true[:0], names[:1], ratios[:1])
+    nothing.savefig(io.BytesIO(), format="png", dpi=50)

@@ -13,6 +13,11 @@ from tfaccel.config import Config
 
 SPLITS = ("test", "train")
 LISTS = (".csv", ".tsv", ".txt")  # files that name images and labels
+SEVERAL = ("multilabel", "regression")  # tasks whose labels are several an image, or numbers
+NEEDS_LIST = (
+    "--data={where} is a folder, whose images have one class each, but the task of the run is "
+    "{task}; give a list of the images and their labels, with the columns of the run's list"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +100,8 @@ class Asked:
         if is_list and data.source == "folders":
             changes["source"] = "csv"
         elif where.is_dir() and data.source == "csv":
-            own = ("images", "path_column", "label_column")
-            changes |= {"source": "folders", "images": "", **dict.fromkeys(own[1:])}
+            if data.task in SEVERAL:
+                raise UserError(NEEDS_LIST.format(where=where, task=data.task))
+            own = ("path_column", "label_column", "label_columns", "label_separator")
+            changes |= {"source": "folders", "images": "", "task": "auto", **dict.fromkeys(own)}
         return dataclasses.replace(data, **changes)

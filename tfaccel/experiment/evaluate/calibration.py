@@ -5,6 +5,9 @@ Networks, 2017, arXiv:1706.04599, equations 2 and 3: images are grouped by the p
 predicted class into bins of equal width, (0, 1/15], (1/15, 2/15] and so on. ECE is the mean over
 all images of the distance between a bin's accuracy and its mean probability. NumPy alone.
 
+If an image has any number of classes, the bins have one probability for each class of each image,
+and an answer is right if the image has the class. So the bars say how often a class is there.
+
     calibration = calibrate(probabilities, is_right)
     calibration.ece, calibration.accuracy
 """
@@ -46,6 +49,11 @@ class Calibration:
         """The largest distance in a bin (MCE, equation 5), 0 to 1; NaN without images."""
         apart = np.abs(self.accuracy - self.confidence)
         return float(np.nanmax(apart)) if self.counts.any() else float("nan")
+
+    def rows(self) -> list[tuple]:
+        """Returns a tuple for each bin: both edges, count, mean probability and accuracy."""
+        columns = self.edges[:-1], self.edges[1:], self.counts, self.confidence, self.accuracy
+        return list(zip(*(each.tolist() for each in columns), strict=True))
 
 
 def calibrate(

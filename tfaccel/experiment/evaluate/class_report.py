@@ -39,6 +39,7 @@ from tfaccel.experiment.evaluate.page import (
     Picture,
     Section,
     percent,
+    without_images,
     write_csv,
     write_figure,
 )
@@ -105,10 +106,13 @@ class ClassReport(Evaluated):
         """The wrong pairs of classes: true, predicted, images; the most frequent first."""
         return most_confused(self.labels, self.predicted, num_classes=len(self.names))
 
-    @property
-    def empty_classes(self) -> list[str]:
-        """The names of the classes without an image."""
-        return [self.names[each] for each in np.flatnonzero(self.table.support == 0)]
+    def remarks(self) -> Iterable[str]:
+        """Yields a sentence on classes without an image."""
+        if empty := [self.names[each] for each in np.flatnonzero(self.table.support == 0)]:
+            yield (
+                f"{without_images(empty, len(self.names))} They have no recall, and count in the "
+                "macro F1 only if the model takes an image for one of them."
+            )
 
     @property
     def worst(self) -> np.ndarray:
@@ -167,11 +171,7 @@ class ClassReport(Evaluated):
         write_csv(
             folder / "calibration.csv",
             ("above", "up_to", "images", "probability", "accuracy"),
-            zip(
-                *(bins.edges[:-1].tolist(), bins.edges[1:].tolist(), bins.counts.tolist()),
-                *(bins.confidence.tolist(), bins.accuracy.tolist()),
-                strict=True,
-            ),
+            bins.rows(),
         )
         self._write_images(folder / "images.csv")
         figure = pictures.confusion_figure(self.labels, self.predicted, self.names)

@@ -1,6 +1,6 @@
 """The data and the model that `tfaccel evaluate` is asked for.
 
-source = source_of(config, asked, trained_class_names(workdir))
+source = source_of(config, asked, known_of_run(workdir))
 snapshot, words = checkpoint_of(workdir, config, asked)
 model = model_of_checkpoint(run, config, loader.data, snapshot)
 """
@@ -12,12 +12,12 @@ from collections.abc import Sequence
 import keras
 
 from tfaccel.common.errors import UserError
-from tfaccel.config import Config
+from tfaccel.config import Config, DataConfig
 from tfaccel.data.images import ImageData
 from tfaccel.data.source import ArraySource, Blobs, ImageSource
 from tfaccel.experiment import tasks
-from tfaccel.experiment.evaluate.asked import Asked
-from tfaccel.experiment.open_data import open_source, open_sources
+from tfaccel.experiment.evaluate.asked import NEEDS_LIST, SEVERAL, Asked
+from tfaccel.experiment.open_data import check_same_numbers, open_source, open_sources
 from tfaccel.experiment.trained import model_of, snapshot_of, store_of
 from tfaccel.export import card
 from tfaccel.run import Run
@@ -25,47 +25,93 @@ from tfaccel.training.checkpoint.store import Snapshot
 from tfaccel.training.workdir import versions
 
 
-def trained_class_names(workdir: pathlib.Path) -> tuple[str, ...]:
-    """Returns the class names in the newest export of the run; () if there is no export yet."""
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """What the labels of the training were, as far as an export says it.
+
+    Attributes:
+      class_names: the names of all classes, in order; () if they are not known, or there are none.
+      target_names: the names of the numbers of a regression, in order; () likewise.
+      task: see `data.source.TASKS`; None if it is not known.
+    """
+
+    class_names: tuple[str, ...] = ()
+    target_names: tuple[str, ...] = ()
+    task: str | None = None
+
+    @classmethod
+    def of_export(cls, folder: pathlib.Path) -> "Known":
+        """Returns what an export says.
+
+        Raises:
+          UserError: the folder is not an export.
+        """
+        facts = card.read(folder)
+        names = (tuple(map(str, facts.get(each, ()))) for each in ("class_names", "target_names"))
+        return cls(*names, task=facts.get("task"))
+
+
+def known_of_run(workdir: pathlib.Path) -> Known:
+    """Returns what the newest export of the run says; nothing if there is no export yet."""
     for folder in reversed(versions(workdir / "export")):
         try:
-            return tuple(map(str, card.read(folder)["class_names"]))
+            return Known.of_export(folder)
         except UserError:  # another folder with a number as its name
             continue
-    return ()
+    return Known()
 
 
-def source_of(
-    config: Config, asked: Asked, known_names: Sequence[str]
-) -> ImageSource | ArraySource:
+def source_of(config: Config, asked: Asked, known: Known) -> ImageSource | ArraySource:
     """Returns the images, with the classes of the training in their order.
 
     Args:
       config: the run's config with what was asked for.
       asked: the call.
-      known_names: the class names in the run's export; () if they are not known. Without them, the
-        training images are listed, which must then be there.
+      known: what the run's export says. Without it, the training images are listed, which must then
+        be there.
 
     Raises:
-      UserError: the data do not exist, or have other classes than the training.
+      UserError: the data do not exist, or have other labels than the training.
     """
     if asked.data is not None:
-        names = known_names or open_source(config.data, "train").class_names
-        return open_source(config.data, "test", class_names=names or None)
+        return _other_source(config.data, known)
     if config.data.splits or asked.split == "test":
         train, test = open_sources(config.data)
     else:
         train = test = open_source(config.data, "train")
     names = train.class_names
-    if known_names and names and card.completed(names, len(known_names)) != tuple(known_names):
-        raise UserError(
-            "the classes of the training images have changed since the run: they were "
-            f"{_some(known_names)}, and are {_some(names)} now; restore the class folders or the "
-            "labels, or give the images to evaluate by --data"
-        )
+    if known.class_names and names:
+        whole = card.completed(names, len(known.class_names))
+        if whole != known.class_names:
+            raise _changed("classes", known.class_names, names)
+    if known.target_names and train.target_names != known.target_names:
+        raise _changed("numbers", known.target_names, train.target_names)
     chosen = train if asked.split == "train" else test
     # The test images may lack classes that the model has.
     return dataclasses.replace(chosen, class_names=names) if names else chosen
+
+
+def _other_source(data: DataConfig, known: Known) -> ImageSource | ArraySource:
+    """Returns other images, whose labels are read as those of the training were."""
+    names, targets, task = known.class_names, known.target_names, known.task
+    if data.source == "folders" and task in SEVERAL:
+        raise UserError(NEEDS_LIST.format(where=data.test, task=task))
+    if not names and not targets and data.source != "pairs":
+        train = open_source(data, "train")
+        names, targets, task = train.class_names, train.target_names, train.task
+    if data.source == "csv" and task in SEVERAL:
+        data = dataclasses.replace(data, task=task)  # the labels of few images may look otherwise
+    found = open_source(data, "test", class_names=names or None)
+    check_same_numbers(targets, found.target_names)
+    return found
+
+
+def _changed(what: str, known: Sequence[str], found: Sequence[str]) -> UserError:
+    return UserError(
+        f"the {what} of the training images have changed since the run: they were "
+        f"{_some(known)}, and are {_some(found)} now; restore the class folders or the labels, or "
+        "give the images to evaluate by --data"
+    )
 
 
 def _some(names: Sequence[str]) -> str:
@@ -141,7 +187,9 @@ def model_of_export(run: Run, config: Config, data: ImageData, folder: pathlib.P
         raise UserError(f"{file} cannot be loaded ({error}); export the run again") from error
     task = tasks.task_of(data, config.model, config.step, config.train)
     given, needed = model.output_shape[1:], task.output_shape
-    if given[:-1] != needed[:-1] or given[-1] < needed[-1]:
+    # Images with one class may lack classes that the model has.
+    too_many = given[-1] > needed[-1] and data.source.task in SEVERAL
+    if given[:-1] != needed[:-1] or given[-1] < needed[-1] or too_many:
         raise UserError(
             f"the model in {file} gives {given} for an image, but these data need {needed}; give "
             "the data that it was trained for"

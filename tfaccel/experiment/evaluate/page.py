@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tfaccel.common.report import Notes, Part, Report, html_of
-from tfaccel.common.tables import as_html
+from tfaccel.common.tables import as_html, in_figures
 
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
@@ -118,6 +118,10 @@ class Evaluated(Report):
         """Returns the lines under some images in a picture of them."""
         raise NotImplementedError
 
+    def remarks(self) -> Iterable[str]:
+        """Yields sentences on figures that do not exist, for the notes."""
+        return ()
+
     def with_notes(self, notes: Iterable[str]) -> "Evaluated":
         """Returns the report with these notes."""
         return dataclasses.replace(self, about=dataclasses.replace(self.about, notes=(*notes,)))
@@ -196,6 +200,17 @@ def without_nan(value):
 def percent(value: float | None) -> str:
     """Returns a ratio as text: 98.61%; "" if there is none."""
     return "" if value is None or math.isnan(value) else f"{value:.2%}"
+
+
+def without_images(empty: Sequence[str], num_classes: int) -> str:
+    """Returns a sentence on the classes of these names, which have no image."""
+    some = f"{', '.join(empty[:5])}{', ...' if len(empty) > 5 else ''}"
+    return f"{len(empty)} of {num_classes} classes have no image here: {some}."
+
+
+def known_figures(value: float) -> str:
+    """Returns a number as text, of four figures; "" for NaN."""
+    return "" if math.isnan(value) else in_figures(value, 4)
 
 
 def _cell(value) -> object:

@@ -13,7 +13,7 @@ import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import keras
 import numpy as np
@@ -31,15 +31,18 @@ from tfaccel.experiment.evaluate import scores as scores_lib
 from tfaccel.experiment.evaluate.asked import Asked
 from tfaccel.experiment.evaluate.class_report import ClassReport
 from tfaccel.experiment.evaluate.mask_report import MaskReport
+from tfaccel.experiment.evaluate.multilabel_report import MultilabelReport
 from tfaccel.experiment.evaluate.opened import (
+    Known,
     checkpoint_of,
+    known_of_run,
     model_of_checkpoint,
     model_of_export,
     names_of,
     source_of,
-    trained_class_names,
 )
 from tfaccel.experiment.evaluate.page import About, Evaluated
+from tfaccel.experiment.evaluate.regression_report import RegressionReport
 from tfaccel.experiment.evaluate.restored_report import RestoredReport
 from tfaccel.experiment.open_data import open_loader
 from tfaccel.experiment.scored import scored
@@ -75,12 +78,12 @@ def evaluate(
     cluster = find(os.environ)
     check_one_process(cluster, "evaluate")
     if asked.export is not None:
-        names, words = _names_in(asked.export), f"the export in {asked.export}"
+        known, words = Known.of_export(asked.export), f"the export in {asked.export}"
     else:
-        names = trained_class_names(workdir)
+        known = known_of_run(workdir)
         snapshot, words = checkpoint_of(workdir, config, asked)
     run = Run(config.runtime, cluster)
-    source = source_of(config, asked, names)
+    source = source_of(config, asked, known)
     loader = open_loader(run, config, "test", source=source)
     with contextlib.ExitStack() as stack:
         if asked.export is not None:
@@ -105,10 +108,6 @@ def evaluate(
         return report, _written(report, folder, lambda path: _write_worst(opened, report, path))
 
 
-def _names_in(export: pathlib.Path) -> tuple[str, ...]:
-    return tuple(map(str, card.read(export)["class_names"]))
-
-
 @dataclasses.dataclass(frozen=True)
 class _Opened:
     """What an evaluation computes with: the images as they were found, and their loader."""
@@ -127,7 +126,7 @@ class _Opened:
 
     @property
     def num_outputs(self) -> int:
-        """The classes of the model, or the values of a pixel."""
+        """The classes or numbers of the model, or the values of a pixel."""
         return self.model.output_shape[-1]
 
     @property
@@ -142,30 +141,49 @@ class _Opened:
 
 def _report(opened: _Opened, about: dict[str, object]) -> Evaluated:
     """Returns the report from the scores of all images; `about` has the facts of an `About`."""
-    loader, data = opened.loader, opened.loader.data
-    if data.source.targets is None:
-        function = scores_lib.Classes(min(NUM_NAMED, opened.num_outputs))
-    elif opened.is_mask:
-        function = scores_lib.Masks(opened.num_outputs, data.images.ignore_class)
-    else:
-        function = scores_lib.Restored(data.images.std)
+    loader = opened.loader
     per_execution = steps_in_execution(
         opened.config.train, opened.run.runtime.devices[0], num_steps=loader.num_batches
     )
     with waits.on("evaluating the images"):
+        function = _function(opened)
         model = scored(opened.run, opened.model, function, per_execution=per_execution)
         scores = model.predict(loader, verbose=0)
-    names = names_of(data.found)
+    names = names_of(loader.data.found)
     names = [names[each] for each in opened.read.tolist()]
     unread = tuple(_left_out(names_of(opened.source), names))
-    about = About(**about, num_images=len(names), unread=unread)
+    return _of_scores(opened, About(**about, num_images=len(names), unread=unread), names, scores)
+
+
+def _function(opened: _Opened) -> Callable:
+    """Returns what is computed for each image, according to the task of the data."""
+    images = opened.loader.data.images
     if opened.is_mask:
-        _check_values(scores["num_beyond"], names, opened.num_outputs)
-        return MaskReport(about, [str(each) for each in range(opened.num_outputs)], names, scores)
-    if data.source.targets is not None:
-        return RestoredReport(about, names, scores)
-    classes = card.completed(loader.class_names, opened.num_outputs)
-    return ClassReport(about, classes, names, data.source.labels[opened.read], scores)
+        return scores_lib.Masks(opened.num_outputs, images.ignore_class)
+    return {
+        None: scores_lib.Restored(images.std),
+        "classes": scores_lib.Classes(min(NUM_NAMED, opened.num_outputs)),
+        "multilabel": scores_lib.several,
+        "regression": scores_lib.numbers,
+    }[opened.loader.data.source.task]
+
+
+def _of_scores(opened: _Opened, about: About, image_names: list[str], scores: dict) -> Evaluated:
+    """Returns the report according to the task of the data."""
+    source = opened.loader.data.source
+    if opened.is_mask:
+        _check_values(scores["num_beyond"], image_names, opened.num_outputs)
+        names = [str(each) for each in range(opened.num_outputs)]
+        return MaskReport(about, names, image_names, scores)
+    if source.task is None:
+        return RestoredReport(about, image_names, scores)
+    labels = source.labels[opened.read]
+    if source.task == "regression":
+        return RegressionReport(about, source.target_names, image_names, labels, scores)
+    names = card.completed(opened.loader.class_names, opened.num_outputs)
+    if source.task == "multilabel":
+        return MultilabelReport(about, names, image_names, labels > 0.5, scores)
+    return ClassReport(about, names, image_names, labels, scores)
 
 
 def _check_values(num_beyond: np.ndarray, names: list[str], num_classes: int) -> None:
@@ -219,12 +237,7 @@ def _notes(workdir: pathlib.Path, report: Evaluated) -> Iterator[str]:
             f"The outputs for {counted(num, 'image')} are infinite or NaN. {report.if_not_finite} "
             "Look at their pixels, and at the loss of the training."
         )
-    if isinstance(report, ClassReport) and (empty := report.empty_classes):
-        yield (
-            f"{len(empty)} of {len(report.names)} classes have no image here: "
-            f"{', '.join(empty[:5])}{', ...' if len(empty) > 5 else ''}. They have no recall, and "
-            "count in the macro F1 only if the model takes an image for one of them."
-        )
+    yield from report.remarks()
 
 
 def _write_worst(opened: _Opened, report: Evaluated, path: pathlib.Path) -> None:

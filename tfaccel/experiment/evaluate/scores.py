@@ -51,6 +51,43 @@ class Classes:
         }
 
 
+def several(inputs, targets, outputs) -> dict[str, tf.Tensor]:
+    """Returns the scores of images that have any number of classes.
+
+    Args:
+      inputs: unused.
+      targets: [rows, classes], 1 for each class of the image, else 0.
+      outputs: [rows, classes], logits.
+
+    Returns:
+      "probabilities", [rows, classes] float32, each class's own; "loss", [rows] float32, the mean
+      over the classes of the binary cross-entropy, in nats; "is_finite", [rows] bool, whether all
+      logits are.
+    """
+    logits = ops.cast(outputs, "float32")
+    losses = tf.nn.sigmoid_cross_entropy_with_logits(ops.cast(targets, "float32"), logits)
+    return {
+        "probabilities": ops.sigmoid(logits),
+        "loss": ops.mean(losses, axis=-1),
+        "is_finite": ops.all(ops.isfinite(logits), axis=-1),
+    }
+
+
+def numbers(inputs, targets, outputs) -> dict[str, tf.Tensor]:
+    """Returns the scores of a regression.
+
+    Args:
+      inputs: unused.
+      targets: unused, because a loader gives them as the source has them.
+      outputs: [rows, targets], numbers.
+
+    Returns:
+      "numbers", [rows, targets] float32, the outputs; "is_finite", [rows] bool, whether all are.
+    """
+    outputs = ops.cast(outputs, "float32")
+    return {"numbers": outputs, "is_finite": ops.all(ops.isfinite(outputs), axis=-1)}
+
+
 @dataclasses.dataclass(frozen=True)
 class Masks:
     """The scores of a segmentation.
