@@ -49,4 +49,7 @@ def convolution(x, channels: int, size: int, *, name: str, dilation_rate: int = 
         kernel_initializer="he_normal",
         name=f"{name}_conv",
     )(x)
-    return layers.ReLU(name=f"{name}_relu")(layers.BatchNormalization(name=f"{name}_bn")(x))
+    # As in torchvision. With Keras's momentum of 0.99, tests of the first hundreds of steps would
+    # have statistics from the start, which are far from those of a backbone's maps.
+    x = layers.BatchNormalization(epsilon=1e-5, momentum=0.9, name=f"{name}_bn")(x)
+    return layers.ReLU(name=f"{name}_relu")(x)
