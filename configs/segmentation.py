@@ -1,4 +1,4 @@
-"""Segmentation: a U-Net over EfficientNetV2-B0 that finds handwritten digits in small pictures.
+"""Segmentation: a U-Net over EfficientNetV2-B0, for handwritten digits in small pictures.
 
     uv run tfaccel train --config=configs/segmentation.py
 
@@ -31,7 +31,7 @@ def get_config(size: str = "") -> ml_collections.ConfigDict:
     config.model.name = "unet_efficientnetv2b0"
     config.model.num_outputs = NUM_CLASSES
     config.train.loss = "cross_entropy_dice"
-    config.train.epochs = 1 if is_smoke(size) else 20
+    config.train.epochs = 1 if is_smoke(size) else 60
     config.train.optimizer = "adamw"
     config.train.learning_rate = 2e-3
     config.train.warmup_epochs = config.train.get_ref("epochs").to_float() * 0.1

@@ -1,9 +1,10 @@
 """Pictures of handwritten digits with masks: the embedded data set for segmentation.
 
 The folder holds `train/images/<index>.png` and `train/masks/<index>.png` (240 pairs), and
-`test/...` (60 pairs). An image has 64 x 64 pixels, RGB: two or three digits of random colors and
-sizes on a background of another color, with noise. A pixel of a mask is 0 for the background, or 1
-to 10 for the digits 0 to 9. Test scenes have only the test digits of tfaccel/data/digits.py.
+`test/...` (60 pairs). An image has 64 x 64 pixels, RGB: two or three bright digits of random
+colors and sizes on a dark background of a random color, with noise. A pixel of a mask is 0 for the
+background, or 1 to 10 for the digits 0 to 9. Test scenes have only the test digits of
+tfaccel/data/digits.py.
 
     root = ensure_digit_scenes()
 """
@@ -21,7 +22,7 @@ NUM_CLASSES = 11  # the background and ten digits
 NUM_SCENES = {"train": 240, "test": 60}
 DIGIT_SIDES = (24, 33)  # a digit's side is drawn from this range, its end excluded
 INK = 0.4  # a pixel with more ink than this, of 0 to 1, belongs to the digit
-CONTRAST = 90.0  # the least difference of digit and background, in one of three colors of 0..255
+DARK, BRIGHT = (0, 80), (150, 255)  # the ranges of the background's and a digit's colors
 NOISE = 12.0  # standard deviation of each pixel's noise, of 0..255
 
 
@@ -55,7 +56,7 @@ def _scene(
 
     `images` are [n, 8, 8] uint8, 0 to 16, and `labels` are [n] uint8. A later digit covers others.
     """
-    background = random.uniform(0, 255, 3)
+    background = random.uniform(*DARK, 3)
     scene = np.broadcast_to(background, (SIDE, SIDE, 3)).copy()
     mask = np.zeros((SIDE, SIDE), np.uint8)
     for _ in range(random.integers(2, 4)):
@@ -65,10 +66,7 @@ def _scene(
         ink = np.asarray(digit.resize((side, side), PIL.Image.Resampling.BILINEAR))
         top, left = random.integers(0, SIDE - side + 1, 2)
         place = slice(top, top + side), slice(left, left + side)
-        color = random.uniform(0, 255, 3)
-        while np.abs(color - background).max() < CONTRAST:
-            color = random.uniform(0, 255, 3)
-        scene[place] += ink[..., None] * (color - scene[place])
+        scene[place] += ink[..., None] * (random.uniform(*BRIGHT, 3) - scene[place])
         mask[place][ink > INK] = 1 + labels[chosen]
     noisy = scene + random.normal(0, NOISE, scene.shape)
     return np.clip(noisy, 0, 255).round().astype(np.uint8), mask

@@ -200,7 +200,7 @@ def test_the_output_has_the_images_size_in_float32(name, shape, mixed):
     assert model.name.startswith(name.partition("_")[0])
     logits = model(np.ones((2, *shape), np.float32))
     assert (logits.shape, logits.dtype) == ((2, *shape[:2], 7), "float32")
-    assert {weight.dtype for weight in model.weights} == {"float32"}
+    assert {weight.dtype for weight in model.trainable_weights} == {"float32"}
 
 
 def small_body(image, *, image_shape):
