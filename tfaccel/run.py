@@ -53,8 +53,9 @@ from tfaccel.data.source import ArraySource, ImageSource
 from tfaccel.export.at_start import check_at_start, warn_at_start
 from tfaccel.export.export import export_model
 from tfaccel.keras_internals import (
+    bilinear,  # noqa: F401  so that Keras reads files with its layers
     device_iterators,  # noqa: F401  it changes TensorFlow
-    mirrored,  # noqa: F401  so that Keras reads files with its layers
+    mirrored,  # noqa: F401  likewise
 )
 from tfaccel.keras_internals.attention import obey_flash_attention
 from tfaccel.keras_internals.replica import agree_on_reductions

@@ -13,7 +13,8 @@ from tfaccel import UserError
 from tfaccel.cli import flags as cli_flags
 from tfaccel.cli.asked_experiment import METRICS, check_experiment
 from tfaccel.config import default_config, parse
-from tfaccel.config.names import NO_OPTIMIZERS, OWN_MODELS, exported
+from tfaccel.config.names import NO_OPTIMIZERS, OWN_MODELS, RESNETS_V1_5, exported
+from tfaccel.config.segmentation import network_names
 from tfaccel.experiment import models
 from tfaccel.experiment.metrics import metrics_of_numbers, metrics_of_several
 from tfaccel.experiment.models import applications
@@ -153,6 +154,8 @@ def test_mistakes_are_told_before_tensorflow_starts(place):
 def test_the_names_are_those_that_keras_has():
     assert {each.lower() for each in exported("applications")} == set(applications.architectures())
     assert set(OWN_MODELS) == set(models.OWN)
+    backbones = {*applications.architectures(), *RESNETS_V1_5}
+    assert set(network_names(backbones)) == set(models._segmentation())
     names = {each.lower() for each in exported("optimizers") if each not in NO_OPTIMIZERS}
     assert names == set(optimizer._known())
 

@@ -75,6 +75,7 @@ EXPERIMENTS = {
     "cifar10": (cifar10, 3, "accuracy"),
     "imagenet_resnet50": (imagenet, 3, "accuracy"),
     "restoration": (None, 54, "psnr"),
+    "segmentation": (None, 15, "mean_iou"),
     "photos": (None, 23, "accuracy"),
     "vit": (cifar10, 3, "accuracy"),
     "digit_tags": (None, 23, "f1_score"),
@@ -92,6 +93,8 @@ def test_every_config_is_tried_here():
     [
         ("mnist", {}),
         ("restoration", {}),
+        ("segmentation", {"runtime.xla": False}),
+        ("segmentation", {"runtime.xla": False, "model.name": "deeplab_mobilenetv2"}),
         ("photos", {}),
         ("cifar10", {}),  # half a minute
         ("imagenet_resnet50", {"runtime.xla": False}),
@@ -259,6 +262,7 @@ def test_it_can_be_changed_on_the_command_line(name, monkeypatch, tmp_path):
     # Which writes 516 files.
     monkeypatch.setattr("tfaccel.data.blurred.ensure_blurred", lambda: tmp_path)
     monkeypatch.setattr("tfaccel.data.digits.ensure_listed_digits", lambda: tmp_path)
+    monkeypatch.setattr("tfaccel.data.digit_scenes.ensure_digit_scenes", lambda: tmp_path)
     argv = [
         "tfaccel",
         f"--config={CONFIGS / name}.py",

@@ -151,7 +151,7 @@ def test_a_config_asks_for_it(setup, caplog):
         before = model.get_weights()
         model.fit(train, epochs=1, steps_per_epoch=1, verbose=0)
         changed.append([new - old for new, old in zip(model.get_weights(), before, strict=True)])
-    assert "0.1 times as large for 6 weights before the last layer" in caplog.text
+    assert "0.1 times as large for 6 weights of the backbone" in caplog.text
     for place, (whole, tenth) in enumerate(zip(*changed, strict=True)):
         share = 1.0 if place >= len(before) - 2 else 0.1  # one step of SGD: as the rate
         np.testing.assert_allclose(tenth, share * whole, rtol=0, atol=1e-6)
@@ -159,5 +159,5 @@ def test_a_config_asks_for_it(setup, caplog):
 
 def test_a_factor_without_a_layer_to_train_is_refused(setup):
     config = digits(**{"train.backbone_factor": 0.1, "model.freeze": "backbone"})
-    with pytest.raises(UserError, match="trains no layer before its last one"):
+    with pytest.raises(UserError, match="trains no layer of its backbone"):
         prepare(setup(xla=False), config)

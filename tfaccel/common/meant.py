@@ -224,7 +224,8 @@ COMMANDS = {
     "version": "; did you mean `tfaccel --version`?",
     "models list list-models": (
         "; 'model.name' in a config takes mnist_cnn, cifar_resnet, restoration_cnn, vit_tiny, "
-        "vit_small, vit_base, vit_large or any architecture of keras.applications"
+        "vit_small, vit_base, vit_large or any architecture of keras.applications, and for masks "
+        "unet_ or deeplab_ before one of these architectures, such as unet_resnet50"
     ),
 }
 COMMAND_OF = {word: truth for words, truth in COMMANDS.items() for word in words.split()}

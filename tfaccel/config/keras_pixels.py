@@ -11,6 +11,8 @@ changes nothing, the layers that `include_preprocessing=True` puts first.
 import dataclasses
 import re
 
+from tfaccel.config.segmentation import backbone_name
+
 
 @dataclasses.dataclass(frozen=True)
 class Pixels:
@@ -76,7 +78,8 @@ _FAMILIES = (
 def trained_on(name: str) -> Pixels | None:
     """Returns the pixels of a network's ImageNet weights; None for an unknown network.
 
-    The name is that of a constructor ("ResNet50") or of its model ("mobilenetv2_1.00_224").
+    The name is that of a constructor ("ResNet50") or of its model ("mobilenetv2_1.00_224"). For a
+    network for masks ("unet_resnet50") they are its backbone's.
     """
-    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    plain = re.sub(r"[^a-z0-9]", "", backbone_name(name).lower())
     return next((pixels for each, pixels in _FAMILIES if re.fullmatch(each, plain)), None)

@@ -16,6 +16,7 @@ from collections.abc import Collection
 
 from tfaccel.common.errors import UserError, did_you_mean
 from tfaccel.common.local_path import local_path
+from tfaccel.config.segmentation import network_names
 from tfaccel.config.vit import VITS
 
 RESNETS_V1_5 = ("resnet50_v1_5", "resnet101_v1_5", "resnet152_v1_5")
@@ -30,11 +31,15 @@ PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")  # PyTorch's; reading one can
 def check_model(name: str) -> None:
     """Raises UserError unless `tfaccel` or `keras.applications` has this model, in any case.
 
+    A network for masks has the name of a decoder before that of its backbone: "unet_resnet50".
+
     If the names cannot be read from this version of Keras, every name passes, and `models.build`
     asks Keras itself.
     """
     if exported("applications"):
-        check_among("model", name, {*OWN_MODELS, *map(str.lower, exported("applications"))})
+        backbones = {*map(str.lower, exported("applications"))}
+        masks = network_names([*backbones, *RESNETS_V1_5])
+        check_among("model", name, {*OWN_MODELS, *backbones, *masks})
 
 
 def check_optimizer(name: str) -> None:

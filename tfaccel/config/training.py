@@ -39,7 +39,8 @@ class ModelConfig:
     """Architecture, e.g. resnet50. It is "mnist_cnn", "cifar_resnet", "restoration_cnn", a Vision
     Transformer ("vit_tiny", "vit_small", "vit_base", "vit_large"; its settings are in config.vit),
     torchvision's ResNet ("resnet50_v1_5", "resnet101_v1_5", "resnet152_v1_5"), or any architecture
-    of `keras.applications`. Upper and lower case make no difference."""
+    of `keras.applications`. For masks, "unet_" or "deeplab_" comes before one of these, such as
+    unet_mobilenetv2. Upper and lower case make no difference."""
     num_outputs: int | None = None
     """Number of classes or channels of the model's output. None takes the number of classes in the
     data, or the channels of the targets. Masks need it: it is the number of values in a mask."""
@@ -62,8 +63,9 @@ class ModelConfig:
     are as many as those of the file, but are others. None takes all that match."""
     freeze: Sequence[str] | None = None
     """Names of layers that are not trained. "*" stands for any letters. "backbone" stands for all
-    layers but the last one with weights, so that only a new head is trained on `weights`. A frozen
-    batch normalization keeps its statistics. None trains all layers."""
+    layers but the head, so that only a new head is trained on `weights`. The head is the last layer
+    with weights; in a network for masks, also the decoder. A frozen batch normalization keeps its
+    statistics. None trains all layers."""
     thaw_epochs: Sequence[str] | None = None
     """Epochs after which layers of `freeze` are trained, too. "2" trains all layers after 2 epochs.
     "2:conv5_*,4" trains the layers from the first conv5_* on after 2 epochs, and all layers after
@@ -115,9 +117,9 @@ class TrainConfig:
     learning_rate: float = 1e-3
     """The largest learning rate. It is reached after warm-up and falls during decay."""
     backbone_factor: float = 1.0
-    """Factor of the backbone's rate. A factor of 0.1 lets all layers but the last one with
-    weights learn with a tenth of the rate, so that a network from `model.weights` changes less than
-    its new head. The weight decay is multiplied, too."""
+    """Factor of the backbone's rate. With 0.1, all layers but the head (see model.freeze) learn
+    with a tenth of the rate, so that a network from `model.weights` changes less than its new head.
+    The weight decay is multiplied, too."""
     base_batch_size: int | None = None
     """The global batch size for which learning_rate was chosen (256 in Goyal et al. 2017,
     arXiv:1706.02677). The learning rate is multiplied by global_batch_size / base_batch_size. None

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 from tfaccel.common.regular_file import read_regular
 from tfaccel.config.keras_pixels import Pixels, trained_on
+from tfaccel.config.segmentation import backbone_name
 
 TABLE = "tfaccel/config/keras_pixels.py, from Keras 3.15"
 
@@ -71,7 +72,9 @@ def with_pixels(sections: Mapping[str, Mapping]) -> dict[str, dict]:
     if not are_given or data.get("channels", 3) != 3:
         return sections
     known = of_file(weights, name)
-    if re.fullmatch(r"efficientnetb[0-7]", name.lower()):  # it takes no others: see own_scaling.py
+    if re.fullmatch(
+        r"efficientnetb[0-7]", backbone_name(name.lower())
+    ):  # it takes no others: see own_scaling.py
         known = Known(Pixels((0.0,) * 3, (1 / 255,) * 3), f"{name}, which scales pixels itself")
     if known is None or not known.is_sure:
         return sections

@@ -308,7 +308,7 @@ def make_optimizer(
     if config.backbone_factor != 1 and weights:
         scale_rate(optimizer, weights, config.backbone_factor)
         summary(
-            "learning rate: %g times as large for %s before the last layer",
+            "learning rate: %g times as large for %s of the backbone",
             *(config.backbone_factor, counted(len(weights), "weight")),
         )
     return optimizer
@@ -367,7 +367,7 @@ def make_model(
             if config.train.backbone_factor != 1 and not body and not config.model.thaws:
                 raise UserError(
                     f"train.backbone_factor={config.train.backbone_factor}, but {model.name} "
-                    "trains no layer before its last one; remove it, or freeze fewer layers"
+                    "trains no layer of its backbone; remove it, or freeze fewer layers"
                 )
             if config.model.weights is None:
                 log.warning("model: frozen layers stay random, because there are no weights")

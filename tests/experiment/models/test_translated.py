@@ -13,6 +13,7 @@ from tfaccel import UserError
 from tfaccel.config import VitConfig
 from tfaccel.experiment import models
 from tfaccel.experiment.models import resnet_v1_5, safetensors_file
+from tfaccel.experiment.models.translated import units_of
 from tfaccel.experiment.models.weights import begin_from
 
 NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64"}
@@ -278,6 +279,25 @@ def test_a_safetensors_file_gives_the_answers_of_pytorchs_network(
         assert "random values" not in caplog.text
     got = answers(model, images)
     np.testing.assert_allclose(got, truth, rtol=0, atol=2e-4 * np.abs(truth).max())
+
+
+@pytest.mark.parametrize(("name", "network", "settings"), CASES[:5])
+def test_a_network_for_masks_takes_the_body(tmp_path, caplog, monkeypatch, name, network, settings):
+    if "depths" in settings:
+        monkeypatch.setitem(resnet_v1_5.BLOCKS, name, settings["depths"])
+    state = State()
+    network(state, pictures(), **settings)
+    file = write(tmp_path / "model.safetensors", state)
+    whole, masks = model_of(name), model_of(f"unet_{name}")
+    for each in (whole, masks):
+        begin_from(file, each)
+    theirs = {each.name: each for each in units_of(whole)}
+    body = [each for each in units_of(masks) if not each.name.startswith("decoder_")][:-1]
+    assert [each.name for each in body] == [each.name for each in units_of(whole)][:-1]
+    for each in body:
+        for one, other in zip(each.weights, theirs[each.name].weights, strict=True):
+            np.testing.assert_array_equal(one, other, err_msg=each.name)
+    assert "so they start from random values: decoder_" in caplog.text
 
 
 def test_a_vision_transformer_without_class_token_takes_all_but_it_and_the_head(tmp_path, caplog):

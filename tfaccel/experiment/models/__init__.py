@@ -1,5 +1,7 @@
 """Architectures by name: tfaccel's own, one per file, and all of `keras.applications`.
 
+"unet_" or "deeplab_" before the name of one that halves images makes a network for masks of it.
+
 model = build("resnet50", image_shape=(224, 224, 3), num_outputs=1000)    # in run.scope()
 """
 
@@ -12,6 +14,7 @@ import keras
 from tfaccel.common.errors import UserError
 from tfaccel.config import VitConfig
 from tfaccel.config.names import check_among
+from tfaccel.config.segmentation import DECODERS
 from tfaccel.config.vit import VITS, check_vit, is_vit
 from tfaccel.experiment.models import (
     applications,
@@ -19,6 +22,7 @@ from tfaccel.experiment.models import (
     mnist_cnn,
     resnet_v1_5,
     restoration_cnn,
+    segmentation,
     vit,
 )
 from tfaccel.experiment.models.weights import own_weights
@@ -59,15 +63,16 @@ def build(
     """Returns the model of that name, with random weights; pretrained ones would need a download.
 
     Args:
-      name: one of OWN, or an architecture of `keras.applications`; upper case is allowed.
+      name: one of OWN, an architecture of `keras.applications`, or "unet_" or "deeplab_" before one
+        of these or of ResNet v1.5; upper case is allowed.
       image_shape: (height, width, channels).
       num_outputs: the number of classes; for "restoration_cnn", of values per pixel.
       vit: the settings of a Vision Transformer; None takes their defaults. Other models have none.
 
     Returns:
       A model. Its input is [batch, height, width, channels] float, normalized as the loader does.
-      Its output is float32 with any policy: [batch, num_outputs] logits; for "restoration_cnn",
-      [batch, height, width, num_outputs].
+      Its output is float32 with any policy: [batch, num_outputs] logits; for "restoration_cnn"
+      and networks for masks, [batch, height, width, num_outputs].
 
     Raises:
       UserError: there is no such architecture, it does not take images of this shape, or `vit`
@@ -94,6 +99,17 @@ def find(name: str) -> Callable[..., keras.Model]:
     Raises:
       UserError: there is no such architecture.
     """
-    known = {**OWN, **applications.architectures()}
+    known = {**OWN, **applications.architectures(), **_segmentation()}
     check_among("model", name, known)
     return known[name.lower()]
+
+
+def _segmentation() -> dict[str, Callable[..., keras.Model]]:
+    """Returns what builds each network for masks, by name."""
+    bodies = applications.bodies()
+    bodies |= {name: functools.partial(resnet_v1_5.body, name) for name in resnet_v1_5.BLOCKS}
+    return {
+        f"{decoder}_{name}": functools.partial(segmentation.build, decoder, body)
+        for decoder in DECODERS
+        for name, body in bodies.items()
+    }

@@ -1,8 +1,9 @@
 """Freezes layers of a model by name, so that training leaves their weights as they are.
 
-    freeze(model, ("backbone",))            # all layers but the last one with weights, the head
+    freeze(model, ("backbone",))            # all layers but the head
     freeze(model, ("conv1_*", "conv2_*"))   # "*" stands for any letters
 
+The head is the last layer with weights; in a network for masks, the whole decoder, too.
 A frozen batch normalization uses its moving statistics, also in training.
 """
 
@@ -14,14 +15,16 @@ import keras
 
 from tfaccel.common.errors import UserError, did_you_mean
 from tfaccel.common.run_log import summary
+from tfaccel.config.segmentation import is_of_decoder
 from tfaccel.keras_internals.layers import layers_of
 
 BACKBONE = "backbone"
 
 
 def backbone_of(model: keras.Model) -> list[keras.layers.Layer]:
-    """Returns all layers with weights but the last one, at the top of the model."""
-    return [each for each in model.layers if each.weights][:-1]
+    """Returns all layers with weights but the last one and a decoder's, at the top of the model."""
+    body = [each for each in model.layers if each.weights][:-1]
+    return [each for each in body if not is_of_decoder(each.name)]
 
 
 def freeze(model: keras.Model, names: Sequence[str]) -> None:
@@ -29,8 +32,8 @@ def freeze(model: keras.Model, names: Sequence[str]) -> None:
 
     Args:
       model: a built model, not compiled yet.
-      names: names of layers, also of layers in inner models; BACKBONE for all layers but the last
-        one that has weights.
+      names: names of layers, also of layers in inner models; BACKBONE for those
+        of `backbone_of`.
 
     Raises:
       UserError: no layer has one of the names, or no weight would be left to train.

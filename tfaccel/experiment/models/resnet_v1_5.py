@@ -32,6 +32,24 @@ def build(name: str, *, image_shape: tuple[int, int, int], num_outputs: int) -> 
     if min(image_shape[:2]) < 32:
         raise ValueError("images must be at least 32x32")
     image = keras.Input(image_shape, name="image")
+    x = _stages(name, image)
+    x = layers.GlobalAveragePooling2D(dtype="float32", name="avg_pool")(x)
+    return keras.Model(
+        image, layers.Dense(num_outputs, dtype="float32", name="logits")(x), name=name
+    )
+
+
+def body(name: str, image: keras.KerasTensor, *, image_shape: tuple[int, int, int]) -> keras.Model:
+    """Returns the model from the source of `image` to the last map, [batch, h / 32, w / 32, 2048].
+
+    `image_shape` is that of `image`, [batch, height, width, channels] float.
+    """
+    del image_shape  # the architectures of keras.applications need it
+    return keras.Model(keras.utils.get_source_inputs(image), _stages(name, image), name=name)
+
+
+def _stages(name: str, image: keras.KerasTensor):
+    """Returns the feature map of the last stage, 1 / 32 of the image's sides."""
     x = _convolution(image, 64, 7, strides=2, name="conv1")
     x = layers.ReLU(name="conv1_relu")(x)
     x = layers.ZeroPadding2D(1, name="pool1_pad")(x)  # as good as -inf after ReLU
@@ -40,10 +58,7 @@ def build(name: str, *, image_shape: tuple[int, int, int], num_outputs: int) -> 
         for block in range(blocks):
             strides = 2 if stage > 0 and block == 0 else 1
             x = _block(x, 64 * 2**stage, strides, name=f"conv{stage + 2}_block{block + 1}")
-    x = layers.GlobalAveragePooling2D(dtype="float32", name="avg_pool")(x)
-    return keras.Model(
-        image, layers.Dense(num_outputs, dtype="float32", name="logits")(x), name=name
-    )
+    return x
 
 
 def _block(x, channels: int, strides: int, *, name: str):

@@ -21,6 +21,7 @@ import keras
 import numpy as np
 
 from tfaccel.common.errors import UserError
+from tfaccel.config.segmentation import backbone_name, is_of_decoder
 
 log = logging.getLogger("tfaccel")
 
@@ -89,9 +90,11 @@ def translated(model: keras.Model, tensors: Tensors) -> dict[str, Arrays]:
     Raises:
       UserError: no names are known for this model.
     """
-    family = _family(model.name, tensors)
+    family = _family(backbone_name(model.name), tensors)
     found = {}
     for layer in units_of(model):
+        if is_of_decoder(layer.name):  # no other library has it
+            continue
         try:
             found[layer.name] = family(layer, tensors, model)
         except KeyError:
@@ -181,7 +184,7 @@ def _densenet(layer, tensors: Tensors, _) -> Arrays:
 
 def _convnext(layer, tensors: Tensors, model) -> Arrays:
     """Takes timm's name or, if the file does not have it, torchvision's."""
-    name = layer.name.removeprefix(f"{model.name}_")
+    name = layer.name.removeprefix(f"{backbone_name(model.name)}_")
     if part := re.fullmatch(r"stage_(\d+)_block_(\d+)_(.+)", name):
         stage, block, own = int(part[1]), part[2], part[3]
         timm, vision = {

@@ -29,6 +29,7 @@ import numpy as np
 from tfaccel.common.errors import UserError, did_you_mean
 from tfaccel.common.run_log import summary
 from tfaccel.config.names import weights_file
+from tfaccel.config.segmentation import is_of_decoder
 from tfaccel.experiment.models import safetensors_file
 from tfaccel.experiment.models.translated import (
     HEAD,
@@ -246,7 +247,7 @@ def _load_translated(path: pathlib.Path, model: keras.Model, arrays: dict) -> Lo
         shapes = [each.shape for each in given.get(unit.name, ())]
         if shapes == [tuple(each.shape) for each in unit.weights]:
             layers.append(unit)
-        elif unit.name == HEAD:
+        elif unit.name == HEAD or is_of_decoder(unit.name):
             head["other_shapes" if shapes else "missing"].append(unit.name)
         else:
             misfits.append(f"{unit.name} {'has other shapes' if shapes else 'is not there'}")
