@@ -496,7 +496,7 @@ def _check_outputs(model: keras.Model, loader: Loader, *, mixed: bool) -> None:
     """
     labels = mixed or takes_labels(model)
     declared = outputs_of(model)
-    given = tf.nest.flatten(loader.element_spec[1])
+    given = tf.nest.flatten(loader.element_spec[1:2])  # images may come alone
     several = loader.class_names or labels_for(model) == "regression"
     if several and len(declared) == 1 and len(given) == 1 and len(given[0].shape) == 2:
         count, num_outputs = given[0].shape[1], declared[0].shape[-1]
