@@ -5,6 +5,11 @@
 tfaccel/data/digit_scenes.py makes the pictures and masks from digits that tfaccel contains, so it
 needs no data. For your own, use `--config.data.root=DIR`. The folders `train/images` and
 `train/masks` must have equal paths below them, and so must `test/images` and `test/masks`.
+
+Result without trained weights: a mean IoU of 0.42 on the test pictures and 0.70 on the training
+pictures, after 11 min on 2 CPU cores that other programs used too (2026-11-30). 240 pictures are
+few for such a network, and its loss on the test pictures stays large. Begin from weights of
+EfficientNetV2-B0 with `--config.model.weights=FILE`.
 """
 
 import ml_collections
