@@ -537,8 +537,6 @@ class _Step:
             return self._joining(run)
 
         def run():
-            if self.is_of_workers and self._sums_in_xla and metrics.gathers(self._model):
-                self._asks_rows = True  # XLA gathers rows at places that it knows beforehand
             self._rows_of_all = rows(asks=self._asks_rows)
             step = self._function(padded, None)
             with self._shapes.watched(step, batches):
@@ -684,6 +682,9 @@ class _Step:
                 for each in replicas
             ]
             tell_rows = xla and replicas[0].reduces_in_xla and metrics.gathers(model)
+            is_unknown = self.is_of_workers and make_batch is None and not self._asks_rows
+            if tell_rows and is_unknown:
+                raise AsksRowsError  # XLA gathers rows at places that it knows beforehand
             rows_of_all = self._rows_of_all if self.is_of_workers else None
             run |= {"tell_rows": tell_rows, "rows_of_all": rows_of_all}
             return functools.partial(replica_steps.split_step, model, replicas, steps, **run)
