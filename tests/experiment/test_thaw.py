@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 from conftest import compiled
+from cut_fit import Cut, CutError
 
 from tfaccel import UserError
 from tfaccel.config import ExportConfig, default_config, parse
@@ -148,29 +149,6 @@ def test_in_a_resnet_the_layers_are_in_the_order_of_the_network():
 
 
 # ----- Whole runs.
-
-
-class CutError(Exception):
-    """Stands for a SIGKILL."""
-
-
-class Cut(keras.callbacks.Callback):
-    """Ends a run after a step, counted from its start."""
-
-    def __init__(self, step):
-        super().__init__()
-        self.left = step
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.left -= 1
-        if not self.left:
-            raise CutError
-
-    def get_state(self):
-        return {}
-
-    def set_state(self, state):
-        pass
 
 
 class NoRehearsal(contextlib.nullcontext):

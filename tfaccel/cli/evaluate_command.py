@@ -5,14 +5,14 @@ import pathlib
 from absl import flags
 
 from tfaccel.cli.command import command
-from tfaccel.cli.flags import folder_to_be
+from tfaccel.cli.flags import folder_to_be, one_workdir
 from tfaccel.common.errors import UserError
 from tfaccel.common.flags import Flag
 from tfaccel.common.local_path import local_path
 from tfaccel.common.tables import show
 from tfaccel.config import LOADERS, WEIGHTS, RuntimeConfig
 from tfaccel.process.start_noise import start_tensorflow
-from tfaccel.training.workdir import read_config, workdir_of
+from tfaccel.training.workdir import read_config
 
 SPLITS = ("test", "train")
 
@@ -110,16 +110,8 @@ SPLITS = ("test", "train")
 )
 def evaluate(values: flags.FlagValues, given: list[str]) -> int:
     """Evaluates the run of the workdir, and prints the figures and the page's path."""
-    if given and (values.workdir or len(given) > 1):
-        raise UserError(
-            f"evaluate takes one workdir, but the command line has '{given[-1]}' too; see `tfaccel "
-            "evaluate --help`"
-        )
-    path = values.workdir or next(iter(given), None)
-    if not path:
-        raise UserError("no workdir; give a run's, e.g. `tfaccel evaluate --workdir=runs/a`")
     # Check as much as possible before TensorFlow starts, which takes seconds.
-    workdir = workdir_of(path)
+    workdir = one_workdir("evaluate", values, given)
     trained = read_config(workdir)
     checkpoint = values.checkpoint
     is_step = checkpoint.removeprefix("step-").isdecimal()

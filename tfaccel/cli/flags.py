@@ -59,6 +59,23 @@ def new_file(name: str, given: str | None) -> pathlib.Path | None:
     return path
 
 
+def one_workdir(command: str, values: flags.FlagValues, given: list[str]) -> pathlib.Path:
+    """Returns the workdir that --workdir or the only argument of a command names.
+
+    Raises:
+      UserError: there is none, or more than one.
+    """
+    if given and (values.workdir or len(given) > 1):
+        raise UserError(
+            f"{command} takes one workdir, but the command line has '{given[-1]}' too; see "
+            f"`tfaccel {command} --help`"
+        )
+    path = values.workdir or next(iter(given), None)
+    if not path:
+        raise UserError(f"no workdir; give a run's, e.g. `tfaccel {command} --workdir=runs/a`")
+    return workdir_of(path)
+
+
 def folder_to_be(name: str, given: str) -> pathlib.Path:
     """Returns the path of a folder that exists or can be made.
 

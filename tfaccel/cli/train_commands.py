@@ -9,7 +9,7 @@ from absl import flags
 
 from tfaccel.cli.asked_experiment import check_experiment, check_run
 from tfaccel.cli.command import OF_CONFIG, command, topic_of
-from tfaccel.cli.flags import folder_to_be, new_file
+from tfaccel.cli.flags import folder_to_be, new_file, one_workdir
 from tfaccel.common.checks import check_number
 from tfaccel.common.errors import UserError
 from tfaccel.common.flags import Flag
@@ -31,7 +31,7 @@ from tfaccel.process.start_noise import start_tensorflow
 from tfaccel.runtime.cluster import find
 from tfaccel.runtime.cluster.addresses import FIRST_PORT, LAST_PORT
 from tfaccel.runtime.cluster.ray import undo_legacy_keras
-from tfaccel.training.workdir import RESUMES, check_usable, read_config, workdir_of, workdirs_in
+from tfaccel.training.workdir import RESUMES, check_usable, read_config, workdirs_in
 
 # The loaders that read each file when its row is due, and keep no image.
 FILE_LOADERS = tuple(each for each in LOADERS if each not in ("auto", "memory", "cache"))
@@ -252,15 +252,7 @@ def plot(values: flags.FlagValues, given: list[str]) -> int:
 )
 def export(values: flags.FlagValues, given: list[str]) -> int:
     """Exports the run of the workdir and prints the folder of the export."""
-    if given and (values.workdir or len(given) > 1):
-        raise UserError(
-            f"export takes one workdir, but the command line has '{given[-1]}' too; see `tfaccel "
-            "export --help`"
-        )
-    given = given or [values.workdir]
-    if not given[0]:
-        raise UserError("no workdir; give a run's, e.g. `tfaccel export --workdir=runs/a`")
-    workdir = workdir_of(given[0])
+    workdir = one_workdir("export", values, given)
     trained = read_config(workdir)
     averages = trained.train.ema_momentum is not None
     config = ExportConfig(

@@ -38,6 +38,8 @@ from tfaccel.experiment.evaluate.page import (
     Evaluated,
     Picture,
     Section,
+    highest_first,
+    lowest,
     percent,
     without_images,
     write_csv,
@@ -117,8 +119,7 @@ class ClassReport(Evaluated):
     @property
     def worst(self) -> np.ndarray:
         """The indices of all images, the highest loss first; outputs that are NaN come first."""
-        losses = np.where(self.scores["is_finite"], self.scores["loss"], np.inf)
-        return np.argsort(-losses, kind="stable")
+        return highest_first(self.scores["loss"], self.scores["is_finite"])
 
     @property
     def title(self) -> str:
@@ -237,16 +238,9 @@ class ClassReport(Evaluated):
         return Grid(("over all images", ""), rows, right=(1,))
 
     def _classes(self, *, whole: bool) -> list:
-        rows, most = self._class_rows(self.table), MOST_ON_PAGE if whole else MOST_ON_TERMINAL
-        more = []
-        if len(rows) > most:
-            # A class without images and predictions has no F1, and comes last.
-            order = np.argsort(self.table.f1, kind="stable")[:most]
-            rows = [rows[each] for each in order]
-            more = [
-                f"These are the {most} classes of the lowest F1; classes.csv has all "
-                f"{len(self.names):,}."
-            ]
+        most = MOST_ON_PAGE if whole else MOST_ON_TERMINAL
+        # A class without images and predictions has no F1, and comes last.
+        rows, more = lowest(self._class_rows(self.table), self.table.f1, most, of="F1")
         cells = [
             (name, f"{support:,}", f"{predicted:,}", *map(percent, ratios))
             for name, support, predicted, *ratios in rows

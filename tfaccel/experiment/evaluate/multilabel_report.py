@@ -28,7 +28,9 @@ from tfaccel.experiment.evaluate.page import (
     Evaluated,
     Picture,
     Section,
+    highest_first,
     known_figures,
+    lowest,
     percent,
     without_images,
     write_csv,
@@ -103,8 +105,7 @@ class MultilabelReport(Evaluated):
     @property
     def worst(self) -> np.ndarray:
         """The indices of all images, the highest loss first; outputs that are NaN come first."""
-        losses = np.where(self.scores["is_finite"], self.scores["loss"], np.inf)
-        return np.argsort(-losses, kind="stable")
+        return highest_first(self.scores["loss"], self.scores["is_finite"])
 
     @property
     def title(self) -> str:
@@ -250,16 +251,11 @@ class MultilabelReport(Evaluated):
         return Grid(("over all images", ""), rows, right=(1,))
 
     def _classes(self, *, whole: bool) -> list:
-        rows, most = self._class_rows(), MOST_ON_PAGE if whole else MOST_ON_TERMINAL
-        more = []
-        if len(rows) > most:
-            # A class without images has no average precision, and comes last.
-            order = np.argsort(self.figures.average_precision, kind="stable")[:most]
-            rows = [rows[each] for each in order]
-            more = [
-                f"These are the {most} classes of the lowest average precision; classes.csv has "
-                f"all {len(self.names):,}."
-            ]
+        most = MOST_ON_PAGE if whole else MOST_ON_TERMINAL
+        # A class without images has no average precision, and comes last.
+        rows, more = lowest(
+            self._class_rows(), self.figures.average_precision, most, of="average precision"
+        )
         cells = [
             (
                 *(name, f"{support:,}", f"{predicted:,}", *map(percent, ratios)),

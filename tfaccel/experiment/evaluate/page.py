@@ -202,6 +202,27 @@ def percent(value: float | None) -> str:
     return "" if value is None or math.isnan(value) else f"{value:.2%}"
 
 
+def highest_first(losses: np.ndarray, is_finite: np.ndarray) -> np.ndarray:
+    """Returns the places of losses, [n] int64, the highest first; those that are NaN come first."""
+    return np.argsort(-np.where(is_finite, losses, np.inf), kind="stable")
+
+
+def lowest(rows: list, ratios: np.ndarray, most: int, *, of: str) -> tuple[list, list[str]]:
+    """Returns the rows of classes for a table, and a sentence if they are not all of them.
+
+    Args:
+      rows: a row for each class.
+      ratios: a figure of each class. Classes with NaN come last.
+      most: the largest number of rows.
+      of: the figure in words.
+    """
+    if len(rows) <= most:
+        return rows, []
+    order = np.argsort(ratios, kind="stable")[:most]
+    said = f"These are the {most} classes of the lowest {of}; classes.csv has all {len(rows):,}."
+    return [rows[each] for each in order], [said]
+
+
 def without_images(empty: Sequence[str], num_classes: int) -> str:
     """Returns a sentence on the classes of these names, which have no image."""
     some = f"{', '.join(empty[:5])}{', ...' if len(empty) > 5 else ''}"
