@@ -148,42 +148,6 @@ NO_TIMING = "--xla_gpu_experimental_enable_fusion_autotuner=false"
 WITH_LAUNCHES = "--xla_gpu_experimental_aot_compiled_thunks=true"
 
 
-@pytest.mark.parametrize(
-    ("given", "wanted"),
-    [
-        (None, NO_TIMING),
-        ("", NO_TIMING),
-        ("--xla_dump_to=/tmp/x", f"--xla_dump_to=/tmp/x {NO_TIMING}"),
-        # The user's own choice stays.
-        (f"{NO_TIMING[:-5]}true", f"{NO_TIMING[:-5]}true"),
-        (f"--a=b {NO_TIMING[:-5]}true", f"--a=b {NO_TIMING[:-5]}true"),
-    ],
-)
-def test_replicas_fuse_by_rule(monkeypatch, given, wanted):
-    monkeypatch.setenv("XLA_FLAGS", given or "")
-    if given is None:
-        monkeypatch.delenv("XLA_FLAGS")
-    for _ in range(2):  # setup may be called twice
-        runtime._fuse_by_rule()
-        assert os.environ["XLA_FLAGS"] == wanted
-
-
-def test_xla_waits_for_replicas_that_are_still_compiled(monkeypatch):
-    own = "--xla_gpu_executable_terminate_timeout=7"
-    monkeypatch.setenv("XLA_FLAGS", own)
-    for _ in range(2):
-        runtime._wait_for_compilation()
-    flags = os.environ["XLA_FLAGS"].split()
-    assert len(flags) == 5
-    assert flags[0] == own
-    assert "--xla_gpu_first_collective_call_terminate_timeout_seconds=600" in flags
-    assert "--xla_gpu_nccl_termination_timeout_seconds=600" in flags
-    # XLA ends a process that has a flag which it does not know.
-    in_new_process(
-        "import tensorflow as tf; tf.function(lambda: tf.constant(1), jit_compile=True)()"
-    )
-
-
 @pytest.fixture
 def on_planted_gpus(setup, monkeypatch):
     """A function that configures this process as if it had GPUs, and returns XLA's flags."""
@@ -238,14 +202,6 @@ def test_a_user_can_do_without_kept_launches(on_planted_gpus, monkeypatch, caplo
     assert "XLA_FLAGS sets xla_gpu_experimental_aot_compiled_thunks" in caplog.text
 
 
-def test_xla_knows_the_flag_of_kept_launches():
-    # XLA ends a process that has a flag which it does not know.
-    in_new_process(
-        f"import os; os.environ['XLA_FLAGS'] = '{WITH_LAUNCHES}'\n"
-        "import tensorflow as tf; tf.function(lambda: tf.constant(1), jit_compile=True)()"
-    )
-
-
 @pytest.mark.parametrize(
     ("flags", "warned"),
     [
@@ -293,13 +249,6 @@ def test_choices_of_kernels_depend_on_the_users_flags_only(on_planted_gpus, monk
         on_planted_gpus(1, **settings)
     assert len(kept) == 2
     assert [each.split("=")[0] for each in left_out] == ["deterministic", "compile_cache", "xla"]
-
-
-def test_a_choice_by_the_user_is_said_to_be_one(monkeypatch, caplog):
-    monkeypatch.setenv("XLA_FLAGS", f"{NO_TIMING[:-5]}true")
-    with caplog.at_level(logging.INFO, logger="tfaccel"):
-        runtime._fuse_by_rule()
-    assert "XLA_FLAGS sets xla_gpu_experimental_enable_fusion_autotuner" in caplog.text
 
 
 def test_fused_batch_norm_keeps_channels_last_unless_the_user_says_otherwise(monkeypatch, caplog):
@@ -431,8 +380,8 @@ def test_a_memory_limit_holds():
 
 ONE_REPLICA_FULL = """
 import keras, numpy as np, tensorflow as tf, tfaccel
-from tfaccel.runtime import devices as runtime
-runtime.XLA_PATIENCE_S["xla_gpu_nccl_termination_timeout_seconds"] = 40
+from tfaccel.runtime import xla_flags
+xla_flags.XLA_PATIENCE_S["xla_gpu_nccl_termination_timeout_seconds"] = 40
 run = tfaccel.setup(gpu_ids=[0, 1], memory=8000, precision="float32", xla=True)
 with run.scope():
     model = keras.Sequential([keras.Input((1,))])

@@ -20,7 +20,6 @@ import logging
 import os
 import pathlib
 import platform
-import re
 from collections.abc import Mapping, Sequence
 
 import keras
@@ -34,7 +33,7 @@ from tfaccel.common.run_log import summary
 from tfaccel.common.version import __version__
 from tfaccel.config import RuntimeConfig
 from tfaccel.process import progress, start_noise
-from tfaccel.runtime import autotuning, compile_cache, xla_device
+from tfaccel.runtime import autotuning, compile_cache, xla_device, xla_flags
 from tfaccel.runtime.cluster import Cluster
 from tfaccel.runtime.cluster.share import num_cores, share_gpus
 from tfaccel.runtime.private_names import devices_are_known, stop_determinism
@@ -42,19 +41,6 @@ from tfaccel.runtime.private_names import devices_are_known, stop_determinism
 log = logging.getLogger("tfaccel")
 
 ALONE = Cluster()
-CUBLAS_LT = "xla_gpu_enable_cublaslt"
-FUSION_AUTOTUNER = "xla_gpu_experimental_enable_fusion_autotuner"
-KEPT_LAUNCHES = "xla_gpu_experimental_aot_compiled_thunks"
-# Seconds for which XLA waits for replicas that are late: before it warns (default 10 and 20), and
-# before it ends the process (default 30 and 40). At the start of a step, where a replica without
-# memory never arrives, it would wait for ever by default.
-XLA_PATIENCE_S = {
-    "xla_gpu_executable_warn_stuck_timeout": 120,
-    "xla_gpu_first_collective_call_warn_stuck_timeout_seconds": 120,
-    "xla_gpu_executable_terminate_timeout": 600,
-    "xla_gpu_first_collective_call_terminate_timeout_seconds": 600,
-    "xla_gpu_nccl_termination_timeout_seconds": 600,
-}
 PERSISTENT_NORM = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"
 QUEUES, MOST_QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS", 32
 
@@ -138,10 +124,10 @@ def configure(config: RuntimeConfig, cluster: Cluster = ALONE) -> Runtime:
     log.info("seed: %d", config.seed)
     summary("device: %s; precision: %s; xla: %s", reason, config.precision, why)
     if xla and gpu_ids:
-        _warn_of_cublas_lt()
-        _fuse_by_rule()
+        xla_flags.warn_of_cublas_lt()
+        xla_flags.fuse_by_rule()
         if len(gpu_ids) * cluster.num_workers > 1:
-            _wait_for_compilation()
+            xla_flags.wait_for_replicas()
     keras.utils.set_random_seed(config.seed)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
@@ -210,66 +196,6 @@ def _take_all_queues() -> str:
     return f"{MOST_QUEUES} per GPU, set by {QUEUES}, so that loaders do not wait for a step"
 
 
-def _warn_of_cublas_lt() -> None:
-    """Warns of a flag with which XLA of TensorFlow 2.21 computes wrong results.
-
-    XLA moves a constant factor of a matrix product into cuBLASLt's product, but not into the bias
-    that cuBLASLt adds (openxla/xla issue 46110). A layer of 3 axes with a bias and a dropout of 0.5
-    after it became 2 x W + b, as TensorFlow's own XLA compiles it for an H100 (2026-11-28).
-    """
-    if re.search(rf"--{CUBLAS_LT}(=true|=1|\s|$)", os.environ.get("XLA_FLAGS", "")):
-        log.warning(
-            "XLA_FLAGS has --%s, with which XLA of TensorFlow 2.21 computes c * (x W + b) as "
-            "c * x W + b, for example in a layer with a bias before a dropout; remove the flag",
-            CUBLAS_LT,
-        )
-
-
-def _fuse_by_rule() -> None:
-    """Makes XLA choose its fusions by rule, not by timing, before it reads its flags.
-
-    On one GPU, the timing made the start of ResNet-50 12 to 26 s longer, and no step faster
-    (shown on an H100, TensorFlow 2.21). On several, it is harmful. XLA compiles a step for each
-    GPU, and timings differ, so that one replica may sum in another order than the next. With
-    global_clipnorm two H200s drifted apart within ten steps.
-    """
-    if _add_xla_flag(FUSION_AUTOTUNER, "false"):
-        log.info(
-            "xla: fusions are chosen without timing, so that the start is shorter, and all "
-            "replicas round alike"
-        )
-    else:
-        log.info("xla: XLA_FLAGS sets %s, so replicas may round differently", FUSION_AUTOTUNER)
-
-
-def _wait_for_compilation() -> None:
-    """Makes XLA wait for replicas that still compile their step, before it reads its flags.
-
-    If the programs contain a sum over replicas, a replica whose step is ready waits in the sum for
-    the others. ResNet-50 takes 70 to 150 s to compile, and XLA ends the process after 30 s. But
-    the wait must end: a replica that failed, for example because its GPU has no memory left, never
-    arrives, and its error reaches Python only when all replicas have ended.
-    """
-    decided = [name for name, each in XLA_PATIENCE_S.items() if not _add_xla_flag(name, each)]
-    if decided:
-        log.info("xla: XLA_FLAGS sets %s", ", ".join(decided))
-        return
-    seconds = max(XLA_PATIENCE_S.values())
-    log.info(
-        "xla: a replica waits %d s for other replicas, which may still compile their step; then "
-        "XLA ends the process",
-        seconds,
-    )
-
-
-def _add_xla_flag(name: str, value) -> bool:
-    """Adds a flag to XLA_FLAGS unless the user has set it; returns whether it has this value."""
-    flags, wanted = os.environ.get("XLA_FLAGS", ""), f"--{name}={value}"
-    if name not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {wanted}".strip()
-    return wanted in os.environ["XLA_FLAGS"]
-
-
 def _norm_channels_last() -> None:
     """Lets TensorFlow's fused batch norm run in float16 with channels last, before its first use.
 
@@ -293,9 +219,9 @@ def _keep_programs(config: RuntimeConfig, gpu_ids: Sequence[int], *, xla: bool) 
         autotuning.leave_out(reason)
         compile_cache.leave_out(reason)
         return
-    _keep_launches()
+    xla_flags.keep_launches()
     names = ("tensorflow", "nvidia-cudnn-cu12", "nvidia-cublas-cu12", "nvidia-cuda-nvcc-cu12")
-    flags = autotuning.without_ours(os.environ.get("XLA_FLAGS", ""))
+    flags = autotuning.without_ours(xla_flags.without_ours(os.environ.get("XLA_FLAGS", "")))
     decides = {
         "packages": {name: _version(name) for name in names},
         "gpus": sorted({json.dumps(each) for each in describe_gpus()}),
@@ -306,27 +232,7 @@ def _keep_programs(config: RuntimeConfig, gpu_ids: Sequence[int], *, xla: bool) 
         autotuning.leave_out("deterministic=True is set")
     else:
         gpu = xla_device.described(gpu_ids[0])
-        autotuning.use(decides | {"xla_flags": _given(flags)}, gpu=gpu)
-
-
-def _keep_launches() -> None:
-    """Makes XLA keep the list of kernel launches with a program, before it reads its flags.
-
-    XLA otherwise makes this list anew when it loads a program, for which it repeats most of its
-    work before LLVM. A step of ResNet-50 was loaded in 5.7 s without the list, and in 1.1 s with it
-    (an H200 host, TensorFlow 2.21).
-    """
-    if _add_xla_flag(KEPT_LAUNCHES, "true"):
-        log.info("compile cache: keeps the list of kernel launches, so that programs load sooner")
-    else:
-        log.info("compile cache: XLA_FLAGS sets %s, so programs are loaded slowly", KEPT_LAUNCHES)
-
-
-def _given(flags: str) -> str:
-    """Returns XLA's flags without those that `configure` added, which decide no kernel."""
-    added = {f"--{FUSION_AUTOTUNER}=false", f"--{KEPT_LAUNCHES}=true"}
-    added |= {f"--{name}={seconds}" for name, seconds in XLA_PATIENCE_S.items()}
-    return " ".join(each for each in flags.split() if each not in added)
+        autotuning.use(decides | {"xla_flags": xla_flags.users_own(flags)}, gpu=gpu)
 
 
 def _version(package: str) -> str | None:

@@ -35,6 +35,7 @@ from tfaccel.keras_internals.symbolic_build import (
     dtypes_of_outputs,
 )
 from tfaccel.keras_internals.variables import adopt
+from tfaccel.runtime import xla_flags
 from tfaccel.step import metrics, mixing, padding
 from tfaccel.step.functions import set_functions
 
@@ -108,6 +109,10 @@ def compile_model(
         mixing.check(model, config)
         change = mixing.specs_as_probabilities(model)
     build_from_specs(model, change=change)
+    if xla and not _is_on_cpu(strategy):
+        norm = keras.layers.BatchNormalization
+        has_batch_norm = any(isinstance(each, norm) for each in layers_of(model))
+        xla_flags.choose_products(has_batch_norm=has_batch_norm)
     set_functions(
         model,
         strategy,
@@ -118,10 +123,13 @@ def compile_model(
     )
 
 
+def _is_on_cpu(strategy: tf.distribute.Strategy) -> bool:
+    return all("CPU" in each.upper() for each in strategy.extended.worker_devices)
+
+
 def _check_layers(model, strategy, *, xla: bool) -> None:
     """Raises for layers that this CPU cannot run; warns of half-precision weights and outputs."""
-    on_cpu = all("CPU" in each.upper() for each in strategy.extended.worker_devices)
-    for layer in layers_of(model) if on_cpu and not xla else ():
+    for layer in layers_of(model) if _is_on_cpu(strategy) and not xla else ():
         if isinstance(layer, CHANNELS_LAST_ON_CPU) and layer.data_format == "channels_first":
             raise UserError(
                 f"the layer {layer.name} has data_format='channels_first', but TensorFlow cannot "
