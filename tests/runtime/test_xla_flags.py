@@ -150,7 +150,7 @@ model.fit(rows, rows, batch_size=1024, verbose=0)
 @pytest.mark.gpu
 def test_products_without_batch_norm_are_computed_by_cublas(tmp_path):
     done = new_process(
-        OF_DENSE_LAYERS, CUDA_VISIBLE_DEVICES=FIRST_GPU, XLA_FLAGS=f"--xla_dump_to={tmp_path}"
+        OF_DENSE_LAYERS, CUDA_VISIBLE_DEVICES=str(FIRST_GPU), XLA_FLAGS=f"--xla_dump_to={tmp_path}"
     )
     assert done.returncode == 0, done.stderr
     texts = [each.read_text() for each in tmp_path.glob("*gpu_after_optimizations.txt")]
