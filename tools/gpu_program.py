@@ -86,6 +86,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--blocks", type=int, help="instead of the network's")
     parser.add_argument("--batch", type=int, help="instead of the network's")
     parser.add_argument("--no-flash", action="store_true", help="the attention is Keras's")
+    parser.add_argument("--remat", help="as StepConfig.remat: blocks, names of layers, or MiB")
     parser.add_argument("--kernels", type=int, default=30, help="kernels to list (default: 30)")
     parser.add_argument("--keep", type=pathlib.Path, help="a file for the optimized HLO")
     options = parser.parse_args(arguments)
@@ -94,18 +95,20 @@ def main(arguments: Sequence[str]) -> int:
     network = dataclasses.replace(networks.find(options.network, tiny=False), **changes)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        (folder / "step.pb").write_bytes(traced(network, flash=not options.no_flash))
-        text = compiled(folder, options.jax_python)
-    if text is None:
+        (folder / "step.pb").write_bytes(traced(network, options))
+        made = compiled(folder, options.jax_python)
+    if made is None:
         return 1
+    text, report = made
     if options.keep is not None:
         options.keep.write_text(text)
+    print(memory(report))
     for line in table(text, options.kernels):
         print(line)
     return 0
 
 
-def traced(network: networks.Network, *, flash: bool) -> bytes:
+def traced(network: networks.Network, options: argparse.Namespace) -> bytes:
     """Returns the serialized HLO of a step, as TensorFlow gives it to XLA."""
     import keras
     import tensorflow as tf
@@ -113,12 +116,14 @@ def traced(network: networks.Network, *, flash: bool) -> bytes:
     from tensorflow.compiler.tf2xla.python import xla
     from tensorflow.compiler.xla.service import hlo_pb2
 
+    from tfaccel.config import StepConfig
     from tfaccel.keras_internals.joined_kernels import joined_updates
     from tfaccel.keras_internals.layer_paths import layer_paths
     from tfaccel.step.attention.choose import Attentions
     from tfaccel.step.depthwise.choose import Depthwises
     from tfaccel.step.gelu.choose import Gelus
     from tfaccel.step.layer_norm.choose import LayerNorms
+    from tfaccel.step.remat.choose import Remat
 
     call_module = xla.call_module  # of modules for CUDA, which are traced on the CPU here
     xla.call_module = lambda *a, **k: call_module(*a, **{**k, "disabled_checks": ["platform"]})
@@ -126,7 +131,8 @@ def traced(network: networks.Network, *, flash: bool) -> bytes:
     model = keras_networks.build(network)
     optimizer, loss = ours_networks.optimizer(network), ours_networks.loss(network)
     optimizer.build(model.trainable_variables)
-    attention = Attentions() if flash else None
+    attention = None if options.no_flash else Attentions()
+    remat = Remat(model, StepConfig(remat=options.remat).remat)
 
     @tf.function(jit_compile=True, autograph=False)
     def step(x, y):
@@ -139,7 +145,7 @@ def traced(network: networks.Network, *, flash: bool) -> bytes:
             norm_kernels=LayerNorms(),
             on_gpu=True,
         )
-        with quick, tf.GradientTape() as tape:
+        with quick, remat.in_step(xla=True), tf.GradientTape() as tape:
             if x.dtype == tf.uint8:
                 x = tf.cast(x, tf.float32) / 128 - 1
             value = loss(y, model(x, training=True))
@@ -170,8 +176,12 @@ def specs(network: networks.Network, tf) -> tuple:
     return tokens, tokens if network.kind == "next" else tf.TensorSpec((batch,), tf.int32)
 
 
-def compiled(folder: pathlib.Path, python: str) -> str | None:
-    """Returns the optimized HLO of `step.pb` in a folder; None if JAX failed, after its error."""
+def compiled(folder: pathlib.Path, python: str) -> tuple[str, str] | None:
+    """Compiles `step.pb` in a folder for an H100.
+
+    Returns:
+      The optimized HLO and XLA's report of the memory; None if JAX failed, after its error.
+    """
     (folder / "h100.txtpb").write_text(H100)
     (folder / "compile.py").write_text(COMPILE)
     flags = f"--xla_gpu_autotune_level=0 --xla_dump_hlo_as_text --xla_dump_to={folder / 'dump'}"
@@ -182,7 +192,17 @@ def compiled(folder: pathlib.Path, python: str) -> str | None:
     if done.returncode or not made:
         print(f"gpu_program: error: JAX failed:\n{done.stderr[-3000:]}", file=sys.stderr)
         return None
-    return max(made, key=lambda path: path.stat().st_size).read_text()
+    largest = max(made, key=lambda path: path.stat().st_size)
+    report = largest.with_name(f"{largest.stem}-memory-usage-report.txt")
+    return largest.read_text(), report.read_text()
+
+
+def memory(report: str) -> str:
+    """Returns a line with the memory that a program needs."""
+    total = int(re.search(r"Total bytes used: (\d+)", report)[1]) / 2**20
+    number, unit = re.search(r"size ([\d.]+)([KMG])iB, preallocated-temp", report).groups()
+    own = float(number) * {"K": 2**-10, "M": 1, "G": 2**10}[unit]
+    return f"{total:,.0f} MiB of memory, {own:,.0f} of them for activations and gradients"
 
 
 def table(text: str, num_kernels: int) -> Iterator[str]:

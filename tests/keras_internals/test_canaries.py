@@ -24,13 +24,14 @@ from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.backend.common.variables import AutocastScope
-from keras.src.backend.tensorflow import nn, numpy
+from keras.src.backend.tensorflow import core, nn, numpy
 from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.losses import loss as keras_loss
 from keras.src.models.functional import Functional, unpack_singleton
+from keras.src.ops.operation import Operation
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.trainers import compile_utils, data_adapters
 from keras.src.trainers import epoch_iterator as epoch_iterator_lib
@@ -1753,6 +1754,50 @@ def _():
     once = once.get_concrete_function(tf.TensorSpec([2]))
     call = lambda x: tf.raw_ops.PartitionedCall(args=[x], Tout=[x.dtype], f=once)[0]  # noqa: E731
     return 3 * seconds(call) < seconds(tf.sqrt)  # 0.03 and 0.25
+
+
+@canary("Operation._update_input", "gives an operation of a traced function another input")
+def _():
+    @tf.function(autograph=False)
+    def of_first(x, y):
+        z = x + 1.0
+        z.op._update_input(0, y)
+        return z
+
+    return of_first(tf.constant(1.0), tf.constant(10.0)) == 11
+
+
+@canary("_class", "is the attribute that places an operation with another one")
+def _():
+    with tf.Graph().as_default():
+        one = tf.constant(1)
+        with tf.compat.v1.colocate_with(one):
+            return "_class" in tf.constant(2).op.node_def.attr
+
+
+@canary("GradientTape._persistent", "tells whether a tape may compute several gradients")
+def _():
+    return [tf.GradientTape(each)._persistent for each in (False, True)] == [False, True]
+
+
+@canary("Operation._remat_mode", "makes a layer call what `rematerialized_call` returns")
+def _(monkeypatch):
+    with keras.RematScope("list_of_layers", layer_names=["a"]):
+        layer = keras.layers.Dense(1, name="a")
+    mode = layer._remat_mode
+    layer.build((None, 1))
+    for owner in (Operation, keras.layers.Layer):
+        assert "rematerialized_call" in vars(owner)
+    times = lambda layer, call, *_, **__: lambda x: 100 + 0 * call(x)  # noqa: E731
+    monkeypatch.setattr(keras.layers.Layer, "rematerialized_call", times)
+    assert (mode.mode, mode.layer_names) == ("list_of_layers", ["a"])
+    return layer(tf.ones((1, 1))) == 100
+
+
+@canary("core.remat", "is what keras.remat calls")
+def _(monkeypatch):
+    monkeypatch.setattr(core, "remat", lambda function: "replaced")
+    return keras.remat(tf.sin) == "replaced"
 
 
 @pytest.mark.parametrize(("name", "does"), CANARIES, ids=[f"{n} {d}" for n, d in CANARIES])

@@ -19,13 +19,14 @@ GIB = 2**30
 PLAN = Plan(2 * GIB, 4 * GIB, 2 * GIB, activations=133 * GIB, others=2 * GIB, limit=80 * GIB)
 
 
-def say(plan, batch, *, num_replicas=1, parts=1, half_precision=True):
+def say(plan, batch, *, num_replicas=1, parts=1, half_precision=True, recomputes=False):
     return explain(
         plan,
         global_batch_size=batch,
         num_replicas=num_replicas,
         parts=parts,
         half_precision=half_precision,
+        recomputes=recomputes,
     )
 
 
@@ -65,6 +66,7 @@ def test_the_plan_reads_as_one_line():
     assert said == (
         "out of memory with global_batch_size=1024; use global_batch_size=512 or less, or the same "
         "batch with accumulation_steps=3 or more (the same result, except for batch norm), or "
+        "remat='blocks' (the same result; a step takes up to a third longer), or "
         "precision='mixed_float16'; `tfaccel autobatch` finds the largest batch that fits, or, "
         "with --keep-batch, the accumulation_steps for this batch. "
         "Estimated: parameters 2,048, optimizer 4,096, gradients 2,048, activations 136,192, "
@@ -93,7 +95,13 @@ def test_what_failed_is_never_proposed():
 
 def test_a_model_that_fits_with_no_batch():
     said = say(Plan(79 * GIB, 0, 0, activations=GIB * 8000, limit=80 * GIB), 64)
-    assert "use a smaller model or smaller images (even a batch of 8 may not fit); `tf" in said
+    assert "use a smaller model or smaller images (even a batch of 8 may not fit), or remat" in said
+
+
+def test_what_is_computed_again_already_is_not_proposed():
+    assert "remat='blocks'" in say(PLAN, 1024)
+    assert "remat" not in say(PLAN, 1024, recomputes=True)
+    assert "remat" not in say(PLAN, 1024, parts=None)  # `evaluate` keeps no activations
 
 
 def make():

@@ -279,6 +279,12 @@ class StepConfig:
     """Parts of a step, to save memory. Each replica computes its rows of a step in this many parts,
     one after the other, and updates the weights once. The same memory is thus enough for a larger
     batch. Batch normalization sees one part at a time."""
+    remat: str | int | tuple[str, ...] | None = None
+    """What the backward pass computes again, to save memory (activation checkpointing). "blocks":
+    all parts of the forward pass but the last, divided where little memory passes from one to the
+    next. Names of layers, e.g. "block2_*,block3_*": these layers. A number: as little as keeps the
+    activations below so many MiB for each replica, e.g. 4096. None: nothing. The results are
+    equal. Each image takes up to a third more time, but the same memory holds a larger batch."""
     reductions: str = "all_replicas"
     """What a sum, mean or other reduction over rows covers in your own losses, layers and steps.
     "all_replicas": the rows of all replicas, as one device computes it. "own_replica": the rows of
@@ -338,6 +344,7 @@ class StepConfig:
         """Checks every field."""
         check_flag("sync_batchnorm", self.sync_batchnorm)
         check_int("accumulation_steps", self.accumulation_steps, at_least=1)
+        object.__setattr__(self, "remat", _remat(self.remat))
         check_choice("reductions", self.reductions, ("all_replicas", "own_replica"))
         check_choice("allreduce_dtype", self.allreduce_dtype, ("own", "float16", "bfloat16"))
         object.__setattr__(self, "loss_scale", _loss_scale(self.loss_scale))
@@ -388,6 +395,22 @@ def _check_thaws(model: ModelConfig) -> None:
     epochs = [0, *(epoch for epoch, _ in model.thaws)]
     if sorted(set(epochs)) != epochs:
         raise UserError(f"{given}; expected increasing epochs from 1 on, each only once")
+
+
+def _remat(value) -> str | int | tuple[str, ...] | None:
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value)  # from the command line
+    if value is None or value == "blocks":
+        return value
+    if isinstance(value, str) and value.lower() in ("", "none"):
+        return None
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    expected = 'expected "blocks", names of layers such as block2_*, or MiB such as 4096'
+    is_of_names = isinstance(value, str | Sequence) and len(value) > 0
+    if not is_of_names or not all(isinstance(each, str) for each in value):
+        raise UserError(f"remat={value!r}; {expected}")
+    return _layer_names("remat", value)
 
 
 def _loss_scale(value) -> str | float:

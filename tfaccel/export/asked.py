@@ -31,6 +31,7 @@ from tfaccel.export.preprocessing import Preprocessing
 from tfaccel.export.samples import Samples
 from tfaccel.keras_internals.copies import check_made_again, in_float32, without_training_state
 from tfaccel.keras_internals.model_view import losses_of
+from tfaccel.keras_internals.rematerialized import without_remat
 from tfaccel.step import in_xla
 from tfaccel.training.callbacks.ema import check_averages
 
@@ -80,7 +81,8 @@ class Asked:
           OSError, tf.errors.OpError: the folder cannot be written.
         """
         try:
-            return self._write(folder)
+            with without_remat():
+                return self._write(folder)
         except (UserError, RunError, OSError, MemoryError, tf.errors.OpError):
             raise
         except Exception as error:  # a layer's code or config may raise anything

@@ -98,6 +98,7 @@ from tfaccel.step.merged_results import UsesResultsError
 from tfaccel.step.own_kernels import kernels_on
 from tfaccel.step.predict import Predict
 from tfaccel.step.recoverable import Recoverable
+from tfaccel.step.remat.choose import Remat
 from tfaccel.step.row_alarm import Alarm, AsksRowsError, MayJoinError
 from tfaccel.step.row_plan import Plan, planned
 from tfaccel.step.shapes import Shapes, rows_of_all, telling_rows
@@ -364,6 +365,7 @@ class _Step:
         self._in_lanes, self._said = eager.met_by_lanes(replicas), said
         self._begins_at_once = begins_at_once
         self._at_once, self._plain_numbers = None, own_numbers()
+        self._remat = Remat(model, config.remat if trains else None)
 
     @property
     def updates_on_gpu(self) -> bool:
@@ -657,7 +659,13 @@ class _Step:
             step = padding.leave_out_padding(model, step)
         weigh = functools.partial(totals_lib.weight_of, padding=padded)
         pass_ = functools.partial(
-            totals_lib.make_totals, model, step, weigh=weigh, parts=parts, xla=xla
+            totals_lib.make_totals,
+            model,
+            step,
+            weigh=weigh,
+            parts=parts,
+            xla=xla,
+            remat=self._remat,
         )
         if config.mixes_labels or (trains and config.cutout_pixels):
             change = mixing.mixed(model, config) if trains else mixing.as_probabilities(model)
@@ -695,7 +703,13 @@ class _Step:
             )
         else:
             whole = functools.partial(
-                replica_steps.whole_step, model, step, replica, trains=trains, **settings
+                replica_steps.whole_step,
+                model,
+                step,
+                replica,
+                trains=trains,
+                remat=self._remat,
+                **settings,
             )
         return replica_steps.from_deferred(whole, make_batch, trains=self.trains)
 

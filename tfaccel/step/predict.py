@@ -11,6 +11,7 @@ from tfaccel.keras_internals.function_names import alike, own_numbers
 from tfaccel.keras_internals.layer_paths import layer_paths
 from tfaccel.keras_internals.model_view import runs_eagerly
 from tfaccel.keras_internals.one_replica import as_replica
+from tfaccel.keras_internals.rematerialized import without_remat
 from tfaccel.keras_internals.replica import Replica
 from tfaccel.keras_internals.stateful import local_batches_alike
 from tfaccel.process import waits
@@ -50,6 +51,7 @@ class Predict:
                 as_replica(model, replica),
                 stateful.own_rows(model, replica, totals_lib.num_rows(batch)),
                 layer_paths(xla=xla, all_reduce=None, **replica.layer_kernels),
+                without_remat(),
                 telling_rows(self._strategy, [batch]),
             ):
                 return model.predict_step(batch)

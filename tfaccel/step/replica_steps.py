@@ -17,6 +17,7 @@ from tfaccel.keras_internals.variables import in_order, value_of
 from tfaccel.keras_internals.written import changed_after
 from tfaccel.step import finite, in_xla, labels, loss_scale
 from tfaccel.step import totals as totals_lib
+from tfaccel.step.remat.choose import Remat
 from tfaccel.step.totals import ROWS_UNIT, Layout, Span, Totals
 
 
@@ -72,12 +73,21 @@ def on_changed(change: Callable, step: Callable, pass_: Callable, replica: Repli
 
 
 def whole_step(
-    model, step, replica: Replica, batch, *, xla: bool, updates_in_xla: bool, trains: bool
+    model,
+    step,
+    replica: Replica,
+    batch,
+    *,
+    xla: bool,
+    updates_in_xla: bool,
+    trains: bool,
+    remat: Remat,
 ) -> dict:
     """Runs the model's own step: with one replica there is nothing to sum."""
     with (
         as_replica(model, replica),
         layer_paths(xla=xla, all_reduce=None, **replica.layer_kernels),
+        remat.in_step(xla=xla),
     ):
         if not trains:
             return labels.named(step(batch), trains=False)

@@ -31,6 +31,7 @@ from tfaccel.step.merged_results import MergedResults
 from tfaccel.step.metric_inputs import Inputs
 from tfaccel.step.metrics import Updates
 from tfaccel.step.parts import num_rows
+from tfaccel.step.remat.choose import Remat
 from tfaccel.step.row_handler import handled_by
 from tfaccel.step.whole_batch import Rows
 
@@ -119,6 +120,7 @@ def make_totals(
     weigh: Callable,
     parts: int,
     xla: bool,
+    remat: Remat,
     within: bool = False,
     apply: Callable | None = None,
     rows_of: Callable | None = None,
@@ -133,7 +135,7 @@ def make_totals(
     handler of the step's operations, or None. `within` says that it joins the values of the step
     over the replicas, and over the parts, where the step computes them. `apply`, a function of
     optimizer, gradients and variables, then updates the weights where the step applies gradients,
-    and the totals have no gradients.
+    and the totals have no gradients. `remat` says what the backward pass computes again.
     """
     rows, weight = num_rows(batch), weigh(batch)
     if rows == 0:
@@ -178,6 +180,7 @@ def make_totals(
             summed = all_reduce if several else None
             quick = layer_paths(xla=xla, all_reduce=summed, **replica.layer_kernels)
             contexts.enter_context(quick)
+            contexts.enter_context(remat.in_step(xla=xla))
             contexts.enter_context(updates.replaced())
             merges = updates.merging is not None
             with_results = functools.partial(

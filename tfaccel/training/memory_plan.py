@@ -124,6 +124,7 @@ def explained(method: Callable, model: keras.Model, config: StepConfig) -> Calla
                     num_replicas=model.distribute_strategy.num_replicas_in_sync,
                     parts=config.accumulation_steps if trains else None,
                     half_precision=policy_of(model) != "float32",
+                    recomputes=config.remat is not None,
                 )
             ) from error
 
@@ -137,6 +138,7 @@ def explain(
     num_replicas: int,
     parts: int | None,
     half_precision: bool,
+    recomputes: bool,
 ) -> str:
     """Returns the message: the batch that did not fit, what to do, and the plan.
 
@@ -146,12 +148,15 @@ def explain(
       num_replicas: of all workers.
       parts: in which each replica computes its rows (accumulation_steps); None outside training.
       half_precision: whether activations have 16 bits already.
+      recomputes: whether the backward pass computes activations again (StepConfig.remat).
     """
     rows = math.ceil(global_batch_size / num_replicas) if global_batch_size else None
     at_a_time = math.ceil(rows / (parts or 1)) if rows else None
     ways = [_smaller_batch(plan, global_batch_size, num_replicas, parts or 1, at_a_time)]
     if parts:
         ways.append(_more_parts(plan, rows, parts, at_a_time))
+        if not recomputes:
+            ways.append("remat='blocks' (the same result; a step takes up to a third longer)")
     if not half_precision:
         ways.append("precision='mixed_float16'")
     size = f" with global_batch_size={global_batch_size}" if global_batch_size else ""

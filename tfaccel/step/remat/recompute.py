@@ -1,0 +1,237 @@
+"""Computes parts of a traced forward pass again in the backward pass, to keep fewer activations.
+
+    recompute = Recompute(choose, xla=True)
+    gradient = recompute.around(tf.GradientTape.gradient)   # takes its place while a step is traced
+
+A traced step is a graph. When its gradients have been added, some of their operations read
+activations: tensors of the forward pass. For each segment of the forward pass that `choose` names,
+the operations that lead to these tensors are copied, and the gradients read the copies. The copies
+wait for the gradient that the segment's backward pass begins with: without XLA by a control
+dependency, and with XLA, which has none, by a barrier, which this gradient passes together with
+what enters the segment. This is what
+`tf.recompute_grad` and `jax.checkpoint` do to functions (Chen et al. 2016, arXiv:1604.06174), done
+to operations. So layers need not be functions of tensors: random numbers are those of the forward
+pass, because what they are made of is an input of the segment, and what a layer assigns, such as
+batch norm's moving statistics, is assigned once.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tfaccel.keras_internals.graph_copies import (
+    copied,
+    current_graph,
+    give_input,
+    is_copyable,
+    is_persistent,
+)
+from tfaccel.keras_internals.xla_gradients import optimization_barrier
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """What a step has traced when its gradients are known.
+
+    Attributes:
+      forward: the operations before the gradients, in the order in which they were made.
+      backward: those of the gradients.
+    """
+
+    forward: Sequence[tf.Operation]
+    backward: Sequence[tf.Operation]
+
+
+class Recompute:
+    """Replaces activations that gradients read by copies that are computed in the backward pass."""
+
+    def __init__(self, choose: Callable[[Pass], Sequence[Sequence[tf.Operation]]], *, xla: bool):
+        """Takes what chooses.
+
+        Args:
+          choose: returns segments of the forward pass, each a list of operations, first ones first.
+          xla: whether XLA compiles the step.
+        """
+        self._choose, self._xla = choose, xla
+        self._depth = 0
+        self._past: set[int] = set()  # the ids of operations of gradients and of copies
+
+    def around(self, gradient: Callable) -> Callable:
+        """Returns a replacement of `tf.GradientTape.gradient`.
+
+        It leaves the gradients of a persistent tape, or of a tape within another gradient, as they
+        are: more gradients may follow, of these gradients or of the same forward pass.
+        """
+
+        def compute(tape, *args, **kwargs):
+            graph = current_graph()
+            if graph is None or self._depth or is_persistent(tape):
+                return gradient(tape, *args, **kwargs)
+            before = graph.get_operations()
+            self._depth += 1
+            try:
+                found = gradient(tape, *args, **kwargs)
+            finally:
+                self._depth -= 1
+            made = graph.get_operations()[len(before) :]
+            self._past.update(map(id, made))
+            forward = [each for each in before if id(each) not in self._past]
+            self._recompute(Pass(forward, made))
+            return found
+
+        return compute
+
+    def _recompute(self, traced: Pass) -> None:
+        waits_for: dict[int, tf.Operation] = {}  # what a copy waits for, by the id of the copy
+        for segment in reversed(self._choose(traced)):
+            own = Segment(segment, traced.backward)
+            if (start := own.start(waits_for)) is not None:
+                gradient = start.tensor.op
+                made = own.replace(start, xla=self._xla)
+                waits_for |= {id(each): gradient for each in made}
+                self._past.update(map(id, made))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Read:
+    """An operation's input."""
+
+    reader: tf.Operation
+    index: int
+
+    @property
+    def tensor(self) -> tf.Tensor:
+        return self.reader.inputs[self.index]
+
+
+class Segment:
+    """Operations of the forward pass, and what gradients read of what they compute.
+
+    Attributes:
+      inner: the ids of the tensors that only these operations and gradients read. They can be
+        computed again.
+      read: those of them that gradients read.
+    """
+
+    def __init__(self, segment: Sequence[tf.Operation], backward: Sequence[tf.Operation]):
+        """Takes the segment's operations, and those of the gradients."""
+        self._segment, self._backward = segment, backward
+        self._of_gradients = {id(each) for each in backward}
+        self._of_weights: dict[int, bool] = {}
+        may_read = self._of_gradients | {id(each) for each in segment}
+        self.inner = {
+            id(tensor)
+            for op in segment
+            if is_copyable(op) and not of_weights(op, self._of_weights)
+            for tensor in op.outputs
+            if all(id(each) in may_read for each in tensor.consumers())
+        }
+        self._reads = [
+            _Read(op, index)
+            for op in backward
+            for index, tensor in enumerate(op.inputs)
+            if id(tensor) in self.inner
+        ]
+        self.read = {id(each.tensor): each.tensor for each in self._reads}
+
+    def start(self, waits_for: dict[int, tf.Operation]) -> _Read | None:
+        """Returns the gradient with which the backward pass of the segment begins; None without it.
+
+        It needs nothing of the segment, so what enters the segment can wait for it.
+
+        Args:
+          waits_for: what copies of other segments wait for, by the id of the copy.
+        """
+        needing = {id(each.reader) for each in self._reads}
+        for op in self._backward:
+            is_needing, others = id(op) in needing, []
+            for index, tensor in enumerate(op.inputs):
+                source = waits_for.get(id(tensor.op), tensor.op)
+                if id(source) in needing:
+                    is_needing = True
+                elif id(tensor.op) in self._of_gradients:
+                    is_large = tensor.shape.rank != 0 and tensor.dtype.is_floating
+                    others += [_Read(op, index)] if is_large else []
+            if is_needing:
+                needing.add(id(op))
+                if others:
+                    return others[0]
+        return None
+
+    def replace(self, start: _Read, *, xla: bool) -> list[tf.Operation]:
+        """Makes the gradients read copies; returns the operations that were made."""
+        entering, order = self._to_copy()
+        known, made, after = {}, [], [] if xla else [start.tensor.op]
+        if xla:
+            held, gradient, made = _held(entering, start.tensor)
+            give_input(start.reader, start.index, gradient)
+            known = dict(zip(map(id, entering), held, strict=True))
+        for op in order:
+            copy = copied(op, [known.get(id(each), each) for each in op.inputs], after=after)
+            made.append(copy)
+            pairs = zip(op.outputs, copy.outputs, strict=True)
+            known |= {id(each): own for each, own in pairs if id(each) in self.inner}
+        for each in self._reads:
+            give_input(each.reader, each.index, known[id(each.tensor)])
+        return made
+
+    def copies(self) -> list[tf.Operation]:
+        """Returns the operations that are copied, in their order."""
+        return self._to_copy()[1]
+
+    def _to_copy(self) -> tuple[list[tf.Tensor], list[tf.Operation]]:
+        """Returns the tensors that the copies read and do not make, and what is copied."""
+        entering, found = {}, set()
+        waiting = [each.op for each in self.read.values()]
+        while waiting:
+            op = waiting.pop()
+            if id(op) in found:
+                continue
+            found.add(id(op))
+            for tensor in op.inputs:
+                if id(tensor) in self.inner:
+                    waiting.append(tensor.op)
+                elif not of_weights(tensor.op, self._of_weights) and not is_input(tensor.op):
+                    entering[id(tensor)] = tensor
+        return list(entering.values()), [each for each in self._segment if id(each) in found]
+
+
+def _held(
+    tensors: list[tf.Tensor], gradient: tf.Tensor
+) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Operation]]:
+    """Returns the tensors and the gradient as known together, and the operations made for that."""
+    graph = gradient.graph
+    before = len(graph.get_operations())
+    with graph.as_default(), graph.control_dependencies(None), tf.name_scope("recomputed/"):
+        *held, gradient = optimization_barrier(*tensors, gradient)
+    return held, gradient, graph.get_operations()[before:]
+
+
+def is_input(op: tf.Operation) -> bool:
+    """Returns whether an operation stands for an input of the traced function."""
+    return op.type == "Placeholder"
+
+
+def of_weights(op: tf.Operation, known: dict[int, bool]) -> bool:
+    """Returns whether an operation computes from constants and variables alone.
+
+    Args:
+      op: an operation of a traced function.
+      known: the answers so far, by the id of the operation.
+    """
+    waiting = [op]
+    while waiting:
+        each = waiting[-1]
+        if id(each) not in known:
+            if each.type in ("Const", "ReadVariableOp"):
+                known[id(each)] = True
+            elif not each.inputs:
+                known[id(each)] = False
+            elif unknown := [own.op for own in each.inputs if id(own.op) not in known]:
+                waiting.extend(unknown)
+                continue
+            else:
+                known[id(each)] = all(known[id(own.op)] for own in each.inputs)
+        waiting.pop()
+    return known[id(op)]
