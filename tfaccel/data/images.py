@@ -159,7 +159,8 @@ class ImageData:
         Images in a GPU's memory become batches inside the step, unless they are resized. XLA
         resizes fast only in a program that does nothing else. As part of a step it computes the
         weights again for every pixel: 155 ms instead of 7 (32 windows of 320x320 to 128x128 on the
-        CPU, 2026-11-22). The same is true of the operations on grey levels.
+        CPU, 2026-11-22). (The operations on grey levels are kept apart within a step: see
+        `loaders/apart.py`.)
 
         Batches that DALI makes on a GPU wait there for the others of their launch. Their number
         divides `most`, so that all launches of an execution have one length, and their memory stays
@@ -181,8 +182,6 @@ class ImageData:
         stored, size = self.source.images.shape[1:3], self.images.image_size
         if resizes(stored, size, self.augment):
             return 1, "images in memory are resized"
-        if self.augment.has_level_operations:
-            return 1, "a policy, a blur or another operation on grey levels is compiled by itself"
         return most, ""
 
     def _fit_together(self, devices: Sequence[Device], most: int) -> tuple[int, str]:
