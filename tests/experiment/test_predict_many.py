@@ -157,10 +157,22 @@ def test_other_files_or_another_model_do_not_continue(export, files, tmp_path, m
         predict_many(export, files, output, top=3, gpu_ids=(), global_batch_size=8)
 
 
+def test_an_export_of_an_earlier_tfaccel_has_one_class_an_image(export, files, tmp_path):
+    copy = shutil.copytree(export, tmp_path / "copy")
+    card = json.loads((copy / "tfaccel.json").read_text())
+    for name in ("exclusive", "task", "target_names"):  # which it did not note
+        del card[name]
+    (copy / "tfaccel.json").write_text(json.dumps(card))
+    for name, folder in (("now.csv", export), ("earlier.csv", copy)):
+        assert predict_many(folder, files[:12], tmp_path / name, top=3, **BATCH) == 1
+    assert (tmp_path / "earlier.csv").read_bytes() == (tmp_path / "now.csv").read_bytes()
+    whole = [float(row["probability_1"]) for row in rows_of(tmp_path / "earlier.csv")[1:]]
+    assert min(whole) >= 1 / 3  # of three classes with the sum 1
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"exclusive": None}, "exported by an earlier tfaccel"),
         ({"answers": "image"}, "does not predict the classes of image files"),
         ({"preprocessing": {"stored_size": [24, 20]}}, "which a loader of files does not"),
     ],

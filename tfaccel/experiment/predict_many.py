@@ -172,7 +172,7 @@ class _Export:
 
         Raises:
           UserError: the export predicts neither classes of images nor numbers, has no model.keras,
-            or was written by a tfaccel that noted less.
+            or resizes images twice.
         """
         facts, file = card.read(folder), folder / "model.keras"
         kind = facts.get("answers")
@@ -188,11 +188,6 @@ class _Export:
                 "without --output, which asks the SavedModel"
             )
         pixels = facts["preprocessing"]
-        if facts.get("exclusive") is None:
-            raise UserError(
-                f"{folder} was exported by an earlier tfaccel, which did not note how its outputs "
-                "become probabilities; export it again, or predict without --output"
-            )
         if pixels["stored_size"]:
             raise UserError(
                 f"{folder} resizes images to {pixels['stored_size']} before it takes the window "
@@ -210,7 +205,13 @@ class _Export:
         return cls(
             file,
             tuple(map(str, names)),
-            Answers(kind, exclusive=facts["exclusive"], several=facts.get("task") == "multilabel"),
+            # Earlier exports do not say it. Each of them has one class an image: several outputs
+            # are made probabilities by softmax, and one output, in either case, by the sigmoid.
+            Answers(
+                kind,
+                exclusive=facts.get("exclusive", True),
+                several=facts.get("task") == "multilabel",
+            ),
             images,
             AugmentConfig(**window),
             PRECISIONS.get(facts["computes_in"], "float32"),
