@@ -35,7 +35,7 @@ from tfaccel.data.source import ArraySource, ImageSource, UnreadableError, sprea
 from tfaccel.data.sources.classes import check_has_classes
 from tfaccel.data.sources.kinds import check_kinds
 from tfaccel.data.sources.mask_values import with_grey_masks
-from tfaccel.data.sources.pillow import image_size
+from tfaccel.data.sources.pillow import Headers, image_size
 from tfaccel.runtime.devices import Device, Runtime
 
 log = logging.getLogger("tfaccel")
@@ -248,8 +248,9 @@ def open_images(
         _check_sampling(source, sampling, shuffle=shuffle)
     global_batch_size = images.whole_batch(num_replicas)
     check_even(global_batch_size, num_replicas=num_replicas)  # before decoding, which takes minutes
+    headers = Headers()
     if images.targets == "mask" and isinstance(source, ImageSource):
-        source = with_grey_masks(source)
+        source = with_grey_masks(source, headers=headers)
     if images.bad_files == "skip" and isinstance(source, ImageSource):
         smallest, masks = files.smallest_window(images, augment), images.targets == "mask"
         report = files.scan_files(
@@ -271,7 +272,8 @@ def open_images(
         _log_decoder_memory(dali)
     _log_resize(source, images, augment)
     if isinstance(source, ImageSource):
-        _check_some(source, images, augment, by_pillow=choice.stored_size is not None)
+        by_pillow = choice.stored_size is not None
+        _check_some(source, images, augment, by_pillow=by_pillow, headers=headers)
     found = source
     if choice.stored_size is not None:
         found, source = _decoded(source, images, choice, num_threads=num_threads)
@@ -298,19 +300,24 @@ def open_images(
 
 
 def _check_some(
-    source: ImageSource, images: ImageConfig, augment: AugmentConfig, *, by_pillow: bool
+    source: ImageSource,
+    images: ImageConfig,
+    augment: AugmentConfig,
+    *,
+    by_pillow: bool,
+    headers: Headers,
 ) -> None:
     """Raises UserError if a sampled image has a kind or size that the loader does not take.
 
     The loaders check each other image when they first read it.
     """
     sample = spread(len(source), NUM_SAMPLED)
-    check_kinds(source.images, sample, are_masks=False, by_pillow=by_pillow)
+    how = {"by_pillow": by_pillow, "headers": headers}
+    check_kinds(source.images, sample, are_masks=False, **how)
     if source.targets is not None:
-        are_masks = images.targets == "mask"
-        check_kinds(source.targets, sample, are_masks=are_masks, by_pillow=by_pillow)
+        check_kinds(source.targets, sample, are_masks=images.targets == "mask", **how)
     cut_out = augment if files.smallest_window(images, augment) else AugmentConfig()
-    wrong = wrong_size(source, images, cut_out, sample.tolist())
+    wrong = wrong_size(source, images, cut_out, sample.tolist(), headers=headers)
     if wrong:
         raise UserError(wrong)
 
