@@ -419,6 +419,12 @@ def quick_collector():
     gc.unfreeze()
 
 
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Lets `predict --output` write five rows at a time."""
+    monkeypatch.setattr("tfaccel.experiment.predict_many.ROWS_PER_PIECE", 5)
+
+
 @pytest.fixture(scope="session")
 def images():
     """37 grey images of 12 x 10 pixels (a prime number, so that batches come out uneven)."""

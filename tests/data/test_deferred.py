@@ -18,6 +18,7 @@ from tfaccel.config.presets import preset
 from tfaccel.data import images as images_lib
 from tfaccel.data.deferred import span
 from tfaccel.data.distribute import Loader
+from tfaccel.data.draws import LEVEL_KINDS
 from tfaccel.data.feed import Feed
 from tfaccel.data.images import ImageData
 from tfaccel.data.shards import Plan
@@ -539,12 +540,68 @@ def test_images_that_are_resized_come_one_by_one(window, comes, caplog):
     assert caplog.text.count("because images in memory are resized") == (not comes)
 
 
-def test_images_with_operations_on_grey_levels_come_one_by_one(caplog):
-    iterator = iter(make_loader(augment=preset("none", policy="trivialaugment")))
-    with caplog.at_level("INFO", logger="tfaccel"):
-        assert iterator.take(2) is None
-        next(iterator)
-    assert "a policy, a blur or another operation on grey levels is compiled" in caplog.text
+BLURS = {"blur_probability": 0.5, "posterize_probability": 0.5, "solarize_probability": 0.5}
+ERASES = {"erase_probability": 0.9, "erase_fill": "random"}
+
+
+@pytest.mark.parametrize(
+    "augment",
+    [
+        AugmentConfig(policy="trivialaugment", horizontal_flip=True, **ERASES),
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in (
+                AugmentConfig(window="random_crop", policy="randaugment", policy_fill="mean"),
+                AugmentConfig(policy="randaugment_timm", rotation_degrees=20, **ERASES),
+                AugmentConfig(brightness=0.3, hue_degrees=20, horizontal_flip=True, **BLURS),
+            )
+        ),
+    ],
+)
+def test_operations_on_grey_levels_are_the_same_in_the_program_of_a_step(augment):
+    pixels = np.repeat(np.repeat(PIXELS, 2, axis=1), 2, axis=2)
+    if augment.window != "random_crop":
+        pixels = pixels[:, :8, :8]
+    together, one_by_one = (make_loader(augment=augment, pixels=pixels) for _ in range(2))
+    (deferred,) = iter(together).take(NUM_STEPS)
+    assert deferred.inputs.keys() & set(LEVEL_KINDS)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def all_made(inputs, shared):
+        """All batches by a loop in one program, as the step makes them."""
+
+        def body(index, images, labels):
+            own = {name: each[index] for name, each in inputs.items()}
+            image, label, *_ = deferred.make({**own, **shared})
+            return index + 1, images.write(index, image), labels.write(index, label)
+
+        start = tf.TensorArray(tf.float32, NUM_STEPS), tf.TensorArray(tf.int64, NUM_STEPS)
+        _, *made = tf.while_loop(
+            lambda index, *_: index < NUM_STEPS,
+            body,
+            (0, *start),
+            maximum_iterations=NUM_STEPS,
+        )
+        return [each.stack() for each in made]
+
+    images, labels = all_made(dict(deferred.inputs), dict(deferred.shared))
+    for found, label, (wanted, wanted_label, *_) in zip(images, labels, one_by_one, strict=True):
+        np.testing.assert_array_equal(label, wanted_label)
+        # The mean and the standard deviation may round otherwise in another program.
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+@pytest.mark.slow  # the test above shows that the batches are the same
+def test_an_execution_of_images_with_a_policy_trains_as_its_steps_do():
+    def trained_by(steps_per_execution):
+        model, loader = model_of(steps_per_execution, make=linear), make_loader(augment=policy)
+        history = model.fit(loader, epochs=2, verbose=0).history
+        return model, history, loader
+
+    policy = preset("none", policy="trivialaugment", erase_probability=0.5)
+    together = trained_by(2)
+    assert together[2]._deferred is not None
+    assert_alike(together, trained_by(1))
 
 
 def test_on_the_cpu_they_come_one_by_one():

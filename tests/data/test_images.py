@@ -15,6 +15,7 @@ from tfaccel.data.choose import NUM_SAMPLED
 from tfaccel.data.distribute import Loader
 from tfaccel.data.images import open_images
 from tfaccel.data.source import ImageSource
+from tfaccel.data.sources import pillow
 from tfaccel.runtime.devices import Device, Runtime
 
 NUM_IMAGES = 37
@@ -430,3 +431,22 @@ def test_the_numbers_of_a_palette_s_colours_are_the_classes(tmp_path, loader):
     images, found = rows_of(made)
     np.testing.assert_array_equal(found[..., 0], masks)
     np.testing.assert_allclose(255 * images[..., 0], masks, atol=1e-3)
+
+
+def test_a_sampled_mask_is_opened_once_by_all_checks(tmp_path, monkeypatch):
+    for part in ("images", "masks"):
+        (tmp_path / part).mkdir()
+        for index in range(3):
+            grey = PIL.Image.fromarray(np.full((8, 8), index, np.uint8))
+            grey.save(tmp_path / part / f"{index}.png")
+    own, opened = pillow.header, []
+
+    def header(blobs, index):
+        opened.append(blobs.name(index))
+        return own(blobs, index)
+
+    monkeypatch.setattr(pillow, "header", header)
+    source = sources.image_pairs(tmp_path / "images", tmp_path / "masks")
+    settings = {"image_size": (8, 8), "channels": 1, "targets": "mask", "global_batch_size": 3}
+    make_loader(source, loader="tf_data", **settings)
+    assert all(opened.count(str(tmp_path / "masks" / f"{index}.png")) == 1 for index in range(3))

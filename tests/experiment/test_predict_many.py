@@ -1,13 +1,15 @@
 """Very many files have the export's own answers, a row each, however often a call is stopped."""
 
-import csv
+import importlib.util
 import json
+import os
 import shutil
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from answer_rows import StopError, rows_of, stopping_after
 from conftest import compare_here, in_replicas
 from keras import layers
 
@@ -15,11 +17,14 @@ import tfaccel
 from tfaccel import UserError
 from tfaccel.cli import main
 from tfaccel.experiment import predict_many as room
-from tfaccel.experiment.pieces import Pieces
 from tfaccel.experiment.predict_many import predict_many
 
 SIZE = {"image_size": (12, 10), "channels": 1, "global_batch_size": 8, "std": 0.5}
 BATCH = {"global_batch_size": 4, "gpu_ids": ()}
+NEEDS_PYARROW = pytest.mark.skipif(
+    importlib.util.find_spec("pyarrow") is None, reason="Parquet needs the extra `parquet`"
+)
+pytestmark = pytest.mark.usefixtures("small_pieces")
 
 
 @pytest.fixture(scope="module")
@@ -49,16 +54,6 @@ def files(folder, tmp_path):
     return paths
 
 
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
-    monkeypatch.setattr(room, "ROWS_PER_PIECE", 5)
-
-
-def rows_of(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
 @pytest.fixture(scope="module")
 def served(export):
     return tf.saved_model.load(str(export)).signatures["predict_bytes"]
@@ -72,48 +67,37 @@ def test_each_file_has_one_row_with_the_exports_own_answer(export, served, files
     assert [row["image"] for row in rows] == files
     for index, row in enumerate(rows):
         if index in (0, 17, 36):
-            assert row["class_1"] == row["probability_2"] == ""
+            assert row["class_1"] is row["probability_2"] is None
             assert row["error"].split(":")[0] == ("missing" if index == 36 else "not_an_image")
             continue
         answer = served(image_bytes=tf.constant([tf.io.read_file(files[index]).numpy()]))
         chances = answer["probabilities"].numpy()[0]
         order = np.argsort(-chances)
-        assert row["error"] == ""
+        assert row["error"] is None
         for place in (0, 1):
             assert row[f"class_{place + 1}"] == "abc"[order[place]]
             found = float(row[f"probability_{place + 1}"])
             assert found == pytest.approx(chances[order[place]], rel=1e-3, abs=1e-5)
 
 
-class StopError(Exception):
-    """Stands for Ctrl-C, which pytest would take for its own."""
+STOPPED = [
+    *[(".csv", number) for number in (1, 7, 18, 36)],
+    pytest.param(".parquet", 18, marks=NEEDS_PYARROW),
+]
 
 
-def stopping_after(monkeypatch, number):
-    """Lets the process end before it adds another row than so many."""
-    own, added = Pieces.add, []
-
-    def add(self, row):
-        if len(added) == number:
-            raise StopError
-        added.append(row)
-        own(self, row)
-
-    monkeypatch.setattr(Pieces, "add", add)
-
-
-@pytest.mark.parametrize("number", [1, 7, 18, 36])
+@pytest.mark.parametrize(("ending", "number"), STOPPED)
 def test_a_stopped_call_is_continued_with_the_same_bytes(
-    export, files, tmp_path, monkeypatch, number
+    export, files, tmp_path, monkeypatch, ending, number
 ):
-    whole, output = tmp_path / "whole.csv", tmp_path / "answers.csv"
+    whole, output = tmp_path / f"whole{ending}", tmp_path / f"answers{ending}"
     predict_many(export, files, whole, top=3, **BATCH)
     with monkeypatch.context() as patch:
         stopping_after(patch, number)
         with pytest.raises(StopError):
             predict_many(export, files, output, top=3, **BATCH)
     assert not output.exists()
-    assert len(list((tmp_path / "answers.csv.pieces").glob("0*.csv"))) == number // 5
+    assert len(list((tmp_path / f"{output.name}.pieces").glob(f"0*{ending}"))) == number // 5
     assert predict_many(export, files, output, top=3, **BATCH) == 3
     assert output.read_bytes() == whole.read_bytes()
 
@@ -173,10 +157,22 @@ def test_other_files_or_another_model_do_not_continue(export, files, tmp_path, m
         predict_many(export, files, output, top=3, gpu_ids=(), global_batch_size=8)
 
 
+def test_an_export_of_an_earlier_tfaccel_has_one_class_an_image(export, files, tmp_path):
+    copy = shutil.copytree(export, tmp_path / "copy")
+    card = json.loads((copy / "tfaccel.json").read_text())
+    for name in ("exclusive", "task", "target_names"):  # which it did not note
+        del card[name]
+    (copy / "tfaccel.json").write_text(json.dumps(card))
+    for name, folder in (("now.csv", export), ("earlier.csv", copy)):
+        assert predict_many(folder, files[:12], tmp_path / name, top=3, **BATCH) == 1
+    assert (tmp_path / "earlier.csv").read_bytes() == (tmp_path / "now.csv").read_bytes()
+    whole = [float(row["probability_1"]) for row in rows_of(tmp_path / "earlier.csv")[1:]]
+    assert min(whole) >= 1 / 3  # of three classes with the sum 1
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"exclusive": None}, "exported by an earlier tfaccel"),
         ({"answers": "image"}, "does not predict the classes of image files"),
         ({"preprocessing": {"stored_size": [24, 20]}}, "which a loader of files does not"),
     ],
@@ -204,11 +200,12 @@ def test_outputs_that_are_nan_are_errors(export, files, tmp_path):
     assert "infinite or NaN" in rows_of(tmp_path / "a.csv")[1]["error"]
 
 
+@pytest.mark.parametrize("ending", [".csv", pytest.param(".parquet", marks=NEEDS_PYARROW)])
 def test_the_command_writes_the_file_and_a_file_given_twice_has_one_row(
-    export, files, tmp_path, capsys
+    export, files, tmp_path, capsys, ending
 ):
     folder = str(tmp_path / "files")
-    output = tmp_path / "out.csv"
+    output = tmp_path / f"out{ending}"
     flags = ["--gpu-ids=", "--global-batch-size=4", "--top=1", f"--output={output}"]
     code = main.main(["predict", f"--model={export}", *flags, files[5], folder])
     assert code == 1
@@ -220,10 +217,31 @@ def test_the_command_writes_the_file_and_a_file_given_twice_has_one_row(
     ]
 
 
+@NEEDS_PYARROW
+def test_parquet_has_what_csv_has_with_all_digits(export, files, tmp_path):
+    text, table = tmp_path / "a.csv", tmp_path / "a.parquet"
+    for each in (text, table):
+        assert predict_many(export, files, each, top=2, **BATCH) == 3
+    for row, other in zip(rows_of(text), rows_of(table), strict=True):
+        assert list(row) == list(other)
+        for name, cell in row.items():
+            if name.startswith("probability") and cell:
+                cell, other[name] = float(cell), pytest.approx(other[name], rel=1e-6)
+            assert cell == other[name]
+
+
+@NEEDS_PYARROW
+def test_a_name_that_parquet_cannot_have_is_refused_before_the_work(export, tmp_path):
+    bad = os.fsdecode(b"caf\xe9.png")
+    with pytest.raises(UserError, match="is not valid UTF-8"):
+        predict_many(export, [bad], tmp_path / "a.parquet", top=2, **BATCH)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--output={}/a.parquet"], "ends in .csv"),
+        (["--output={}/a.txt"], r"ends in \.txt; give a file that ends in \.csv or \.parquet"),
         (["--output={}/a.csv", "--json"], "remove --json"),
         (["--loader=tf_data"], "without --output"),
         (["--output={}/none/a.csv"], "cannot be written"),

@@ -1,24 +1,24 @@
 """Exports of several classes an image, and of numbers, write a column for each by its name."""
 
-import csv
 import shutil
 
 import keras
 import numpy as np
-import PIL.Image
 import pytest
+from answer_rows import StopError, rows_of, stopping_after
 from conftest import compare_here, in_replicas
 from keras import layers
+from listed_images import SIZE, files_of, pixels_of, write_listed
 
 import tfaccel
 from tfaccel import UserError, sources
 from tfaccel.cli import main
 from tfaccel.experiment import predict_many as room
-from tfaccel.experiment.pieces import Pieces
 from tfaccel.experiment.predict_many import predict_many
 
 BATCH = {"global_batch_size": 4, "gpu_ids": ()}
 NUM, BAD = 13, (0, 7)
+pytestmark = pytest.mark.usefixtures("small_pieces")
 COLUMNS = {"multilabel": ("a", "b", "error"), "regression": ("x", "image")}
 LOSSES = {
     "multilabel": keras.losses.BinaryCrossentropy(from_logits=True),
@@ -28,15 +28,7 @@ LOSSES = {
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Grey images, and a list that has columns of both kinds."""
-    root, random = tmp_path_factory.mktemp("list"), np.random.default_rng(0)
-    lines = ["path,a,b,error,x,image"]
-    for index in range(NUM):
-        pixels = random.integers(0, 256, (10, 8), dtype=np.uint8)
-        PIL.Image.fromarray(pixels).save(root / f"{index:02d}.png")
-        lines.append(f"{index:02d}.png,{index % 2},{index // 4 % 2},0,{index / 2},{index}")
-    (root / "list.csv").write_text("\n".join(lines))
-    return root
+    return write_listed(tmp_path_factory.mktemp("list"), NUM)
 
 
 def export_of(root, path, task, columns):
@@ -46,13 +38,12 @@ def export_of(root, path, task, columns):
         source = sources.image_list(
             root / "list.csv", path_column="path", label_columns=columns, task=task
         )
-        size = {"image_size": (10, 8), "channels": 1, "global_batch_size": NUM}
         with run.scope():
             image = keras.Input((10, 8, 1), name="image")
             head = layers.Dense(len(columns), kernel_initializer="he_normal", name=task)
             model = keras.Model(image, head(layers.Flatten()(image)))
         run.compile(model, loss=LOSSES[task])
-        run.export(model, path, loader=run.loader(source, **size), samples=4)
+        run.export(model, path, loader=run.loader(source, global_batch_size=NUM, **SIZE), samples=4)
     return path
 
 
@@ -70,20 +61,10 @@ def export(root, task, tmp_path_factory):
 def files(root, tmp_path):
     """The images, of which two are damaged."""
     copy = shutil.copytree(root, tmp_path / "files")
-    paths = [str(each) for each in sorted(copy.glob("*.png"))]
+    paths = files_of(copy, NUM)
     for index in BAD:
         (copy / paths[index]).write_bytes(b"no image")
     return paths
-
-
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
-    monkeypatch.setattr(room, "ROWS_PER_PIECE", 5)
-
-
-def rows_of(path):
-    with open(path, newline="") as file:
-        return list(csv.reader(file))
 
 
 def answers_of(export, task, files):
@@ -94,8 +75,7 @@ def answers_of(export, task, files):
         if index in BAD:
             answers.append(None)
             continue
-        pixels = np.asarray(PIL.Image.open(file), np.float32)[None, ..., None] / 255
-        outputs = model(pixels).numpy()[0].astype(float)
+        outputs = model(pixels_of(file)[None]).numpy()[0].astype(float)
         answers.append(outputs if task == "regression" else 1 / (1 + np.exp(-outputs)))
     return answers
 
@@ -104,37 +84,27 @@ def answers_of(export, task, files):
 def test_each_class_or_number_has_a_column_by_its_name(export, task, files, tmp_path, loader):
     output = tmp_path / "answers.csv"
     assert predict_many(export, files, output, top=1, loader=loader, **BATCH) == 2
-    heads, *rows = rows_of(output)
+    rows = rows_of(output)
     kind = "probability" if task == "multilabel" else "predicted"
-    assert heads == ["image", *(f"{kind}_{name}" for name in COLUMNS[task]), "error"]
-    assert [row[0] for row in rows] == files
+    heads = ["image", *(f"{kind}_{name}" for name in COLUMNS[task]), "error"]
+    assert [row["image"] for row in rows] == files
     for row, answer in zip(rows, answers_of(export, task, files), strict=True):
+        assert list(row) == heads
+        _, *values, error = row.values()
         if answer is None:
-            assert set(row[1:-1]) == {""}
-            assert row[-1].startswith("not_an_image")
+            assert set(values) == {None}
+            assert error.startswith("not_an_image")
         else:
-            np.testing.assert_allclose(np.array(row[1:-1], float), answer, rtol=1e-3, atol=1e-5)
-            assert row[-1] == ""
-
-
-class StopError(Exception):
-    """Stands for Ctrl-C, which pytest would take for its own."""
+            np.testing.assert_allclose(np.array(values, float), answer, rtol=1e-3, atol=1e-5)
+            assert error is None
 
 
 @pytest.mark.parametrize("number", [2, 8])
 def test_a_stopped_call_continues_with_the_same_bytes(export, files, tmp_path, monkeypatch, number):
     whole, output = tmp_path / "whole.csv", tmp_path / "answers.csv"
     predict_many(export, files, whole, top=3, **BATCH)
-    own, added = Pieces.add, []
-
-    def add(self, row):
-        if len(added) == number:
-            raise StopError
-        added.append(row)
-        own(self, row)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Pieces, "add", add)
+        stopping_after(patch, number)
         with pytest.raises(StopError):
             predict_many(export, files, output, top=3, **BATCH)
     assert not output.exists()
@@ -147,9 +117,9 @@ def test_two_replicas_write_what_one_writes(export, files, tmp_path, monkeypatch
     predict_many(export, files, one, top=3, **BATCH)
     in_replicas(monkeypatch, room, 2)
     predict_many(export, files, two, top=3, **BATCH)
-    for row, other in zip(rows_of(one)[1:], rows_of(two)[1:], strict=True):
-        assert (row[0], row[-1]) == (other[0], other[-1])
-        values = (np.array([each or "0" for each in cells[1:-1]], float) for cells in (row, other))
+    for row, other in zip(rows_of(one), rows_of(two), strict=True):
+        assert (row.pop("image"), row.pop("error")) == (other.pop("image"), other.pop("error"))
+        values = (np.array([each or 0 for each in row.values()], float) for row in (row, other))
         np.testing.assert_allclose(*values, rtol=1e-5)
 
 
@@ -160,19 +130,19 @@ def test_outputs_that_are_nan_are_errors_in_place_of_values(export, files, tmp_p
     bias.assign([float("nan"), *np.zeros(bias.shape[0] - 1)])
     model.save(copy / "model.keras")
     assert predict_many(copy, files, tmp_path / "a.csv", top=3, **BATCH) == NUM
-    row = rows_of(tmp_path / "a.csv")[2]
-    assert set(row[1:-1]) == {""}
-    assert "infinite or NaN" in row[-1]
+    _, *values, error = rows_of(tmp_path / "a.csv")[1].values()
+    assert set(values) == {None}
+    assert "infinite or NaN" in error
 
 
 def test_a_single_class_has_one_probability(root, tmp_path):
     export = export_of(root, tmp_path / "1", "multilabel", ("a",))
-    files = [str(root / f"{index:02d}.png") for index in range(NUM)]
+    files = files_of(root, NUM)
     assert predict_many(export, files, tmp_path / "a.csv", top=3, **BATCH) == 0
-    heads, *rows = rows_of(tmp_path / "a.csv")
-    assert heads == ["image", "probability_a", "error"]
+    rows = rows_of(tmp_path / "a.csv")
+    assert list(rows[0]) == ["image", "probability_a", "error"]
     for row, answer in list(zip(rows, answers_of(export, "multilabel", files), strict=True))[1:6]:
-        assert float(row[1]) == pytest.approx(answer[0], rel=1e-3)
+        assert float(row["probability_a"]) == pytest.approx(answer[0], rel=1e-3)
 
 
 def test_flags_that_choose_among_classes_do_not_suit_a_file_of_all(
@@ -185,4 +155,4 @@ def test_flags_that_choose_among_classes_do_not_suit_a_file_of_all(
     with pytest.raises(UserError, match=r"--threshold=0.2 with --output.* remove --threshold"):
         main.main([*given, "--threshold=0.2"])
     assert main.main(given) == 0
-    assert len(rows_of(tmp_path / "a.csv")) == 2
+    assert len(rows_of(tmp_path / "a.csv")) == 1

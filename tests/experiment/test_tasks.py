@@ -494,6 +494,53 @@ def test_replicas_segment_as_one_device_with_stock_keras(loss, weights, num_repl
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("weight", [[1, 1, 1, 1, 1, 1, 0, 0], [2, 1, 1, 0.5, 1, 1, 0, 3]])
+@pytest.mark.parametrize("settings", [{}, {"gamma": 2.0}, {"ignore_class": 255}])
+def test_a_weight_of_each_image_is_one_of_all_its_pixels(settings, weight):
+    logits, masks = drawn_masks(ignored="ignore_class" in settings)
+    valid = (masks[..., 0] != 255) * np.array(weight)[:, None, None]
+    of_pixels = [
+        numpy_crossentropy(logits[row : row + 1, y : y + 1, x : x + 1], labels, **settings)
+        if valid[row, y, x]
+        else 0.0
+        for (row, y, x) in np.ndindex(valid.shape)
+        for labels in [masks[row : row + 1, y : y + 1, x : x + 1, 0].astype(int)]
+    ]
+    expected = np.sum(of_pixels * valid.ravel()) / valid.sum()
+    found = Crossentropy(**settings)(masks, logits, np.array(weight, np.float32))
+    assert float(found) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_images_of_padding_leave_the_loss_of_masks_as_it_is(num_replicas):
+    logits, masks = drawn_masks(10, ignored=False)
+    padding = np.array([1] * 9 + [0], np.float32)
+    data = masks_of(masks)
+    data.images = ImageConfig(image_size=(8, 6), targets="mask")
+
+    def task():
+        train = TrainConfig(loss="cross_entropy_dice")
+        return tasks.task_of(data, ModelConfig(num_outputs=5), StepConfig(), train)
+
+    def make():
+        return keras.Sequential([keras.Input((8, 6, 5)), keras.layers.Activation("linear")])
+
+    stock = make()
+    stock.compile(loss=task().loss)
+    wanted = stock.test_on_batch(logits[:9], masks[:9])
+    labels = masks[:9, ..., 0].astype(int)
+    expected = numpy_crossentropy(logits[:9], labels) + numpy_dice(logits[:9], labels)
+    assert float(wanted) == pytest.approx(expected, rel=1e-5)
+    ours = compiled(
+        make,
+        num_replicas,
+        optimizer=keras.optimizers.SGD(0.5),
+        config=StepConfig(zero_weight_is_padding=True),
+        loss=task().loss,
+    )
+    assert float(ours.test_on_batch(logits, masks, padding)) == pytest.approx(expected, rel=1e-5)
+
+
 def test_balanced_weights_are_those_of_scikit_learn(caplog):
     caplog.set_level("INFO", "tfaccel")
     data = data_of(class_names=("a", "b", "c"))

@@ -4,10 +4,10 @@ import json
 
 import keras
 import numpy as np
-import PIL.Image
 import pytest
 import tensorflow as tf
 from keras import layers
+from listed_images import SIZE, files_of, pixels_of, write_listed
 
 import tfaccel
 from tfaccel import UserError, sources
@@ -19,30 +19,21 @@ NUM = 12
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Grey images with two labels each."""
-    root, random = tmp_path_factory.mktemp("list"), np.random.default_rng(0)
-    lines = ["path,a,b"]
-    for index in range(NUM):
-        pixels = random.integers(0, 256, (10, 8), dtype=np.uint8)
-        PIL.Image.fromarray(pixels).save(root / f"{index}.png")
-        lines.append(f"{index}.png,{index % 2},{index // 4 % 2}")
-    (root / "list.csv").write_text("\n".join(lines))
-    return root
+    return write_listed(tmp_path_factory.mktemp("list"), NUM)
 
 
 def exported(root, folder, task, loss):
     """An export of an untrained model, and the model's outputs for the images of the list."""
     run = tfaccel.setup(gpu_ids=())
     source = sources.image_list(root / "list.csv", label_columns=["a", "b"], task=task)
-    loader = run.loader(source, image_size=(10, 8), channels=1, global_batch_size=NUM)
+    loader = run.loader(source, global_batch_size=NUM, **SIZE)
     with run.scope():
         model = keras.Sequential(
             [keras.Input((10, 8, 1)), layers.Flatten(), layers.Dense(2, dtype="float32")]
         )
     run.compile(model, loss=loss)
     run.export(model, folder, loader=loader, samples=4)
-    images = [np.asarray(PIL.Image.open(root / f"{index}.png")) for index in range(NUM)]
-    return model.predict(np.stack(images)[..., None] / np.float32(255), verbose=0)
+    return model.predict(np.stack(list(map(pixels_of, files_of(root, NUM)))), verbose=0)
 
 
 def test_several_classes(root, tmp_path, capsys):
@@ -56,7 +47,7 @@ def test_several_classes(root, tmp_path, capsys):
         "logits",
     )
     served = tf.saved_model.load(str(tmp_path / "1")).signatures["predict_bytes"]
-    files = [str(root / f"{index}.png") for index in range(NUM)]
+    files = files_of(root, NUM)
     answers = served(image_bytes=tf.constant([tf.io.read_file(each).numpy() for each in files]))
     np.testing.assert_allclose(answers["probabilities"], chances, atol=1e-5)
     np.testing.assert_array_equal(answers["is_present"], chances >= 0.5)
@@ -80,7 +71,7 @@ def test_numbers(root, tmp_path, capsys):
     numbers = exported(root, tmp_path / "1", "regression", "mse")
     predictor = Predictor(tmp_path / "1")
     assert (predictor.task, predictor.class_names) == ("regression", ["a", "b"])
-    files = [str(root / f"{index}.png") for index in range(NUM)]
+    files = files_of(root, NUM)
     assert main.main(["predict", f"--model={tmp_path}", "--json", *files, "missing.png"]) == 1
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     for each, own in zip(found[:NUM], numbers.tolist(), strict=True):

@@ -25,6 +25,7 @@ from tfaccel.config import (
     RuntimeConfig,
     parse,
 )
+from tfaccel.experiment.row_files import form_of
 from tfaccel.launch import options
 from tfaccel.launch.options import FLAGS
 from tfaccel.process.start_noise import start_tensorflow
@@ -300,8 +301,8 @@ def export(values: flags.FlagValues, given: list[str]) -> int:
         each image has one line.
 
         With --output, very many images are predicted fast, by a loader and on all GPUs, and written
-        to a CSV file with one row for each image. If an image may have several classes, a row has
-        the probability of each class (probability_NAME), and for a regression each number
+        to a CSV or Parquet file with one row for each image. If an image may have several classes,
+        a row has the probability of each class (probability_NAME), and for a regression each number
         (predicted_NAME). A call that was stopped continues if you repeat it.""",
     flags=(
         Flag(
@@ -317,7 +318,13 @@ def export(values: flags.FlagValues, given: list[str]) -> int:
             "for several classes an image, the least probability of a class that is printed",
         ),
         Flag("json", False, "print JSON for each file: path, error, classes or numbers"),
-        Flag("output", None, "a new CSV file for the rows of very many images", shown="FILE.csv"),
+        Flag(
+            "output",
+            None,
+            "a new .csv or .parquet file for the rows of very many images (Parquet needs the extra "
+            "`parquet`)",
+            shown="FILE",
+        ),
         Flag(
             "loader",
             None,
@@ -339,6 +346,7 @@ def export(values: flags.FlagValues, given: list[str]) -> int:
         "tfaccel predict --model=runs/a cat.jpg dog.png photographs/",
         "tfaccel predict --model=served/flowers/3 --json photographs/*.jpg",
         "tfaccel predict --model=runs/a --output=answers.csv photographs/",
+        "tfaccel predict --model=runs/a --output=answers.parquet photographs/",
     ),
 )
 def predict(values: flags.FlagValues, paths: list[str]) -> int:
@@ -384,10 +392,10 @@ def predict(values: flags.FlagValues, paths: list[str]) -> int:
 
 
 def _output_of(values: flags.FlagValues) -> pathlib.Path | None:
-    """Returns the new CSV file for the rows, None without one.
+    """Returns the new file for the rows, None without one.
 
     Raises:
-      UserError: it exists or is no CSV file, or flags do not suit each other.
+      UserError: it exists, it is neither CSV nor Parquet, or flags do not suit each other.
     """
     if values.output is None:
         for name in ("loader", "gpu-ids", "global-batch-size"):
@@ -395,13 +403,9 @@ def _output_of(values: flags.FlagValues) -> pathlib.Path | None:
                 raise UserError(f"--{name} without --output; add --output=FILE.csv, or remove it")
         return None
     if values.json:
-        raise UserError("--json and --output; the rows of --output are CSV: remove --json")
+        raise UserError("--json and --output; --output has rows of a table: remove --json")
     output = new_file("output", values.output)
-    if output.suffix.lower() != ".csv":
-        raise UserError(
-            f"output {output} would be a CSV file; give one that ends in .csv (pandas and pyarrow "
-            "turn it into other formats, such as Parquet)"
-        )
+    form_of(output)  # or a UserError
     return output
 
 

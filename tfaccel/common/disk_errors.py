@@ -11,6 +11,8 @@ import os
 import pathlib
 import shutil
 
+from tfaccel.common.errors import UserError
+
 OF_DISKS = frozenset(
     (
         *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.ESTALE, errno.EIO),
@@ -100,6 +102,26 @@ def mib(num_bytes: int) -> str:
 def free_bytes(folder: pathlib.Path) -> int:
     """Returns the bytes that this user can still write on the disk of the folder."""
     return shutil.disk_usage(existing(folder)).free
+
+
+def check_free(folder: pathlib.Path, num_bytes: float, *, what: str, fix: str) -> int:
+    """Returns the bytes that are free in a folder, which may not exist yet, if they suffice.
+
+    Args:
+      folder: where something will be written.
+      num_bytes: the bytes that it takes.
+      what: what needs them, for the error: "a checkpoint needs".
+      fix: what helps beside more room, for the error: "give another folder".
+
+    Raises:
+      UserError: fewer bytes are free.
+    """
+    free = free_bytes(folder)
+    if free < num_bytes:
+        raise UserError(
+            f"{what} {mib(num_bytes)} in {folder}, which has {mib(free)} free; make room, or {fix}"
+        )
+    return free
 
 
 def _full(folder: pathlib.Path, num_bytes: int | None) -> str:

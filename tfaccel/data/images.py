@@ -35,7 +35,7 @@ from tfaccel.data.source import ArraySource, ImageSource, UnreadableError, sprea
 from tfaccel.data.sources.classes import check_has_classes
 from tfaccel.data.sources.kinds import check_kinds
 from tfaccel.data.sources.mask_values import with_grey_masks
-from tfaccel.data.sources.pillow import image_size
+from tfaccel.data.sources.pillow import Headers, image_size
 from tfaccel.runtime.devices import Device, Runtime
 
 log = logging.getLogger("tfaccel")
@@ -159,7 +159,8 @@ class ImageData:
         Images in a GPU's memory become batches inside the step, unless they are resized. XLA
         resizes fast only in a program that does nothing else. As part of a step it computes the
         weights again for every pixel: 155 ms instead of 7 (32 windows of 320x320 to 128x128 on the
-        CPU, 2026-11-22). The same is true of the operations on grey levels.
+        CPU, 2026-11-22). (The operations on grey levels are kept apart within a step: see
+        `loaders/apart.py`.)
 
         Batches that DALI makes on a GPU wait there for the others of their launch. Their number
         divides `most`, so that all launches of an execution have one length, and their memory stays
@@ -181,8 +182,6 @@ class ImageData:
         stored, size = self.source.images.shape[1:3], self.images.image_size
         if resizes(stored, size, self.augment):
             return 1, "images in memory are resized"
-        if self.augment.has_level_operations:
-            return 1, "a policy, a blur or another operation on grey levels is compiled by itself"
         return most, ""
 
     def _fit_together(self, devices: Sequence[Device], most: int) -> tuple[int, str]:
@@ -249,8 +248,9 @@ def open_images(
         _check_sampling(source, sampling, shuffle=shuffle)
     global_batch_size = images.whole_batch(num_replicas)
     check_even(global_batch_size, num_replicas=num_replicas)  # before decoding, which takes minutes
+    headers = Headers()
     if images.targets == "mask" and isinstance(source, ImageSource):
-        source = with_grey_masks(source)
+        source = with_grey_masks(source, headers=headers)
     if images.bad_files == "skip" and isinstance(source, ImageSource):
         smallest, masks = files.smallest_window(images, augment), images.targets == "mask"
         report = files.scan_files(
@@ -272,7 +272,8 @@ def open_images(
         _log_decoder_memory(dali)
     _log_resize(source, images, augment)
     if isinstance(source, ImageSource):
-        _check_some(source, images, augment, by_pillow=choice.stored_size is not None)
+        by_pillow = choice.stored_size is not None
+        _check_some(source, images, augment, by_pillow=by_pillow, headers=headers)
     found = source
     if choice.stored_size is not None:
         found, source = _decoded(source, images, choice, num_threads=num_threads)
@@ -299,19 +300,24 @@ def open_images(
 
 
 def _check_some(
-    source: ImageSource, images: ImageConfig, augment: AugmentConfig, *, by_pillow: bool
+    source: ImageSource,
+    images: ImageConfig,
+    augment: AugmentConfig,
+    *,
+    by_pillow: bool,
+    headers: Headers,
 ) -> None:
     """Raises UserError if a sampled image has a kind or size that the loader does not take.
 
     The loaders check each other image when they first read it.
     """
     sample = spread(len(source), NUM_SAMPLED)
-    check_kinds(source.images, sample, are_masks=False, by_pillow=by_pillow)
+    how = {"by_pillow": by_pillow, "headers": headers}
+    check_kinds(source.images, sample, are_masks=False, **how)
     if source.targets is not None:
-        are_masks = images.targets == "mask"
-        check_kinds(source.targets, sample, are_masks=are_masks, by_pillow=by_pillow)
+        check_kinds(source.targets, sample, are_masks=images.targets == "mask", **how)
     cut_out = augment if files.smallest_window(images, augment) else AugmentConfig()
-    wrong = wrong_size(source, images, cut_out, sample.tolist())
+    wrong = wrong_size(source, images, cut_out, sample.tolist(), headers=headers)
     if wrong:
         raise UserError(wrong)
 

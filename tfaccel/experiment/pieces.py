@@ -1,9 +1,10 @@
-"""A long CSV file that is written in pieces, so that a stopped program continues where it was.
+"""A long file of rows, written in pieces, so that a stopped program continues where it was.
 
 Each piece has the same number of rows and is a file of its own, which is written completely or not
 at all. When the last piece is there, all of them become the one file. Needs no TensorFlow.
 
-    pieces = Pieces(path, heads, num_rows=10**6, settings={...}, rows_per_piece=4096)
+    columns = [Column("image", str), Column("probability", float)]
+    pieces = Pieces(path, columns, Csv(), num_rows=10**6, settings={...}, rows_per_piece=4096)
     with pieces.held():
         pieces.start                    # the first row that is missing: 0 for a new file
         for row in rows[pieces.start :]:
@@ -17,27 +18,25 @@ at all. When the last piece is there, all of them become the one file. Needs no 
 """
 
 import contextlib
-import csv
 import fcntl
-import io
 import json
 import os
 import pathlib
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tfaccel.common.disk_errors import not_written
 from tfaccel.common.errors import RunError, UserError
 from tfaccel.common.own_files import open_own, replace
 from tfaccel.common.regular_file import read_regular
+from tfaccel.experiment.row_files import Column, Form
 
 SETTINGS, LOCK = "settings.json", "lock"
-_PIECE = re.compile(r"\d{8}\.csv")
 
 
 class Pieces:
-    """The pieces of one CSV file.
+    """The pieces of one file.
 
     Attributes:
       start: the first row that is not in a piece yet, a multiple of the rows of a piece or the
@@ -47,7 +46,8 @@ class Pieces:
     def __init__(
         self,
         path: pathlib.Path,
-        heads: Sequence[str],
+        columns: Sequence[Column],
+        form: Form,
         *,
         num_rows: int,
         settings: Mapping[str, object],
@@ -56,15 +56,18 @@ class Pieces:
         """Touches nothing on the disk; `held` does.
 
         Args:
-          path: the CSV file, which does not exist yet.
-          heads: the names of the columns.
+          path: the file, which does not exist yet.
+          columns: the names and kinds of the columns.
+          form: how rows become the file.
           num_rows: the number of all rows.
           settings: JSON-ready facts that decide the rows. Pieces with other ones are not continued.
           rows_per_piece: the rows of each piece but the last.
         """
         self._path, self._folder = path, path.with_name(f"{path.name}.pieces")
-        self._heads, self._num_rows, self._rows_per_piece = heads, num_rows, rows_per_piece
-        own = {"rows": num_rows, "rows_per_piece": rows_per_piece, "columns": list(heads)}
+        self._columns, self._form = columns, form
+        self._num_rows, self._rows_per_piece = num_rows, rows_per_piece
+        heads = [each.name for each in columns]
+        own = {"rows": num_rows, "rows_per_piece": rows_per_piece, "columns": heads}
         self._settings = json.loads(json.dumps(own | dict(settings)))
         self.start, self._rows = 0, []
 
@@ -103,16 +106,16 @@ class Pieces:
         is_last = self.start + len(self._rows) == self._num_rows
         if len(self._rows) == self._rows_per_piece or is_last:
             with self._errors_in_words():
-                replace(self._piece(self.start), _as_csv(self._rows))
+                replace(self._piece(self.start), self._form.encoded(self._columns, self._rows))
             self.start, self._rows = self.start + len(self._rows), []
 
-    def count(self, wanted: Callable[[list[str]], bool]) -> int:
-        """Returns how many written rows are wanted, also of those that an earlier process wrote."""
-        number = 0
-        for row in range(0, self.start, self._rows_per_piece):
-            with open(self._piece(row), newline="", encoding="utf-8", errors="replace") as file:
-                number += sum(map(wanted, csv.reader(file)))
-        return number
+    def count(self, index: int) -> int:
+        """Returns how many written rows have a value in the column of this index.
+
+        Rows that an earlier process wrote count too.
+        """
+        parts = map(self._piece, range(0, self.start, self._rows_per_piece))
+        return sum(self._form.num_filled(self._columns, index, each) for each in parts)
 
     def join(self) -> None:
         """Makes the one file of all pieces, and removes them.
@@ -120,13 +123,11 @@ class Pieces:
         Raises:
           RunError: it cannot be written.
         """
-        unfinished = self._folder / "whole.csv"
+        unfinished = self._folder / self._whole
+        parts = [self._piece(row) for row in range(0, self._num_rows, self._rows_per_piece)]
         with self._errors_in_words():
             with open(open_own(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-                file.write(_as_csv([self._heads]))
-                for row in range(0, self._num_rows, self._rows_per_piece):
-                    with open(self._piece(row), "rb") as piece:
-                        shutil.copyfileobj(piece, file)
+                self._form.join(self._columns, parts, file)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(unfinished, self._path)
@@ -135,10 +136,13 @@ class Pieces:
     def _begin(self) -> None:
         """Checks what an earlier process left, and finds the first row that is missing."""
         settings = self._folder / SETTINGS
-        ours = [LOCK, SETTINGS, "whole.csv"]
+        ours = [LOCK, SETTINGS, self._whole]
         with self._errors_in_words():
             there = [each for each in os.listdir(self._folder) if each not in ours]
-            foreign = [each for each in there if not _PIECE.fullmatch(each.lstrip(".")[:12])]
+            piece = rf"\d{{8}}{re.escape(self._form.ending)}"
+            # A killed process may leave the hidden file that it wrote: see `replace`.
+            piece = re.compile(rf"{piece}|\.({piece}|{re.escape(SETTINGS)})\.\d+\.\w+")
+            foreign = [each for each in there if not piece.fullmatch(each)]
             if foreign:
                 raise UserError(
                     f"{self._folder} holds {foreign[0]}, which is no piece of an output; give "
@@ -167,7 +171,11 @@ class Pieces:
             )
 
     def _piece(self, row: int) -> pathlib.Path:
-        return self._folder / f"{row // self._rows_per_piece:08d}.csv"
+        return self._folder / f"{row // self._rows_per_piece:08d}{self._form.ending}"
+
+    @property
+    def _whole(self) -> str:
+        return f"whole{self._form.ending}"
 
     @contextlib.contextmanager
     def _errors_in_words(self) -> Iterator[None]:
@@ -178,10 +186,3 @@ class Pieces:
                 f"output {self._path} {not_written(error, self._path.parent)}; then run the same "
                 "command again, which continues"
             ) from error
-
-
-def _as_csv(rows: Sequence[Sequence[object]]) -> bytes:
-    """Returns rows as bytes. A file name that is not valid UTF-8 keeps its bytes."""
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode("utf-8", "surrogateescape")

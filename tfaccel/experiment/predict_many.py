@@ -1,8 +1,9 @@
-"""Predicts classes or numbers of very many image files with an export, and writes a CSV file.
+"""Predicts classes or numbers of very many image files with an export, and writes a file.
 
 The files go through a loader, which decodes in threads or on the GPU, and the network runs on all
-replicas. The file is written in pieces: the same call continues what a stopped one has begun, and
-the result has the same bytes as that of an uninterrupted call on the same devices.
+replicas. The file is CSV or Parquet, and is written in pieces: the same call continues what a
+stopped one has begun, and the result has the same bytes as that of an uninterrupted call on the
+same devices.
 
     num_errors = predict_many(folder_of_export, files, pathlib.Path("answers.csv"), top=3)
 """
@@ -28,6 +29,7 @@ from tfaccel.data.scan.files import scan_files, smallest_window
 from tfaccel.data.shards import Plan
 from tfaccel.data.source import Blobs, ImageSource, UnreadableError
 from tfaccel.experiment.pieces import Pieces
+from tfaccel.experiment.row_files import Column, form_of
 from tfaccel.experiment.scored import scored
 from tfaccel.export import card
 from tfaccel.export.answers import Answers
@@ -60,18 +62,21 @@ def predict_many(
     Args:
       folder: the folder of an export of classes or numbers, with its model.keras.
       files: the paths of the images, each once.
-      output: a new .csv file.
+      output: a new .csv or .parquet file.
       top: the likeliest classes in a row, for images with one class.
       loader: "dali_gpu", "dali_cpu" or "tf_data"; None for DALI on the device.
       gpu_ids: indices of the GPUs; () for the CPU; None for all GPUs.
       global_batch_size: images of a step over all replicas; None for about `BATCH`.
 
     Raises:
-      UserError: the export does not suit, or the output belongs to other files or flags.
+      UserError: the export does not suit, the output belongs to other files or flags, or it
+        cannot have these names.
       RunError: the output cannot be written.
     """
-    export = _Export.read(folder)
+    export, form = _Export.read(folder), form_of(output)
     asked = export.asked(top)
+    columns = [Column("image", str), *asked.columns, Column("error", str)]
+    form.check(columns, (*export.names, *files))
     paths = [os.path.abspath(each) for each in files]
     cluster = find(os.environ)
     check_one_process(cluster, "predict --output")
@@ -81,7 +86,8 @@ def predict_many(
     batch = global_batch_size or max(1, BATCH // num_replicas) * num_replicas
     pieces = Pieces(
         output,
-        ("image", *asked.heads, "error"),
+        columns,
+        form,
         num_rows=len(files),
         rows_per_piece=ROWS_PER_PIECE,
         settings={
@@ -115,7 +121,7 @@ def predict_many(
             )
             _predict(run, export, images, rows, asked)
         rows.finish()
-        num_errors = pieces.count(lambda row: row[-1] != "")
+        num_errors = pieces.count(len(columns) - 1)
         pieces.join()
     summary("predict: %s in %s, %d with an error", counted(len(files), "row"), output, num_errors)
     return num_errors
@@ -166,7 +172,7 @@ class _Export:
 
         Raises:
           UserError: the export predicts neither classes of images nor numbers, has no model.keras,
-            or was written by a tfaccel that noted less.
+            or resizes images twice.
         """
         facts, file = card.read(folder), folder / "model.keras"
         kind = facts.get("answers")
@@ -182,11 +188,6 @@ class _Export:
                 "without --output, which asks the SavedModel"
             )
         pixels = facts["preprocessing"]
-        if facts.get("exclusive") is None:
-            raise UserError(
-                f"{folder} was exported by an earlier tfaccel, which did not note how its outputs "
-                "become probabilities; export it again, or predict without --output"
-            )
         if pixels["stored_size"]:
             raise UserError(
                 f"{folder} resizes images to {pixels['stored_size']} before it takes the window "
@@ -204,7 +205,13 @@ class _Export:
         return cls(
             file,
             tuple(map(str, names)),
-            Answers(kind, exclusive=facts["exclusive"], several=facts.get("task") == "multilabel"),
+            # Earlier exports do not say it. Each of them has one class an image: several outputs
+            # are made probabilities by softmax, and one output, in either case, by the sigmoid.
+            Answers(
+                kind,
+                exclusive=facts.get("exclusive", True),
+                several=facts.get("task") == "multilabel",
+            ),
             images,
             AugmentConfig(**window),
             PRECISIONS.get(facts["computes_in"], "float32"),
@@ -233,10 +240,11 @@ class _Likeliest:
     top: int
 
     @property
-    def heads(self) -> list[str]:
-        """The names of the columns."""
+    def columns(self) -> list[Column]:
+        """The columns of a row."""
+        pair = (("class", str), ("probability", float))
         places = range(1, self.top + 1)
-        return [f"{name}_{each}" for each in places for name in ("class", "probability")]
+        return [Column(f"{name}_{each}", kind) for each in places for name, kind in pair]
 
     def __call__(self, inputs, targets, outputs) -> tuple:
         """Returns classes and probabilities of the rows of a batch, and whether all are finite.
@@ -249,10 +257,10 @@ class _Likeliest:
         # A tuple, because Keras makes numbers of what a dict passes to callbacks.
         return ops.cast(classes, "int32"), values, is_finite
 
-    def cells(self, classes: list[int], chances: list[float]) -> list[str]:
+    def cells(self, classes: list[int], chances: list[float]) -> list[str | float]:
         """Returns the cells of an image."""
         pairs = zip(classes, chances, strict=True)
-        return [each for one, chance in pairs for each in (self.names[one], f"{chance:.7g}")]
+        return [each for one, chance in pairs for each in (self.names[one], chance)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,11 +271,11 @@ class _All:
     names: tuple[str, ...]
 
     @property
-    def heads(self) -> list[str]:
-        """The names of the columns, as in the images.csv of `tfaccel evaluate`."""
+    def columns(self) -> list[Column]:
+        """The columns of a row, with names as in the images.csv of `tfaccel evaluate`."""
         # Without the first word, a class may have the name of another column, such as "error".
         kind = "predicted" if self.answers.kind == "numbers" else "probability"
-        return [f"{kind}_{each}" for each in self.names]
+        return [Column(f"{kind}_{each}", float) for each in self.names]
 
     def __call__(self, inputs, targets, outputs) -> tuple:
         """Returns values of the rows of a batch, and whether all of a row are finite.
@@ -280,9 +288,9 @@ class _All:
         is_finite = ops.all(ops.isfinite(ops.cast(outputs, "float32")), axis=-1)
         return values, is_finite
 
-    def cells(self, values: list[float]) -> list[str]:
+    def cells(self, values: list[float]) -> list[float]:
         """Returns the cells of an image."""
-        return [f"{each:.7g}" for each in values]
+        return values
 
 
 class _Collect(keras.callbacks.Callback):
@@ -334,7 +342,7 @@ class _Rows:
     ):
         """Takes where to write, the files, why some cannot be read, which can be, and the cells."""
         self._pieces, self._files, self._reasons, self._good = pieces, files, reasons, good
-        self._cells, self._none, self._skip = asked.cells, [""] * len(asked.heads), 0
+        self._cells, self._none, self._skip = asked.cells, [None] * len(asked.columns), 0
         self._next = pieces.start  # the next row of all
         self.next_good = int(np.searchsorted(good, self._next))
 
@@ -350,7 +358,7 @@ class _Rows:
         for *values, is_known in zip(*columns, strict=True):
             self._errors_before(int(self._good[self.next_good]))
             if is_known:
-                self._add(self._cells(*values), "")
+                self._add(self._cells(*values), None)
             else:
                 self._add(self._none, NOT_FINITE)
             self.next_good += 1
@@ -364,7 +372,7 @@ class _Rows:
         while self._next < row:
             self._add(self._none, self._reasons[self._next])
 
-    def _add(self, cells: list[str], error: str) -> None:
+    def _add(self, cells: list[str | float | None], error: str | None) -> None:
         self._pieces.add((self._files[self._next], *cells, error))
         self._next += 1
 

@@ -23,7 +23,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.common.disk_errors import existing, free_bytes, mib
+from tfaccel.common.disk_errors import check_free, existing, free_bytes
 from tfaccel.common.errors import RunError, UserError
 from tfaccel.common.tables import in_figures
 from tfaccel.config import AugmentConfig, ExportConfig
@@ -186,23 +186,18 @@ def _needed(model: keras.Model) -> float:
 
 
 def _check_room(model: keras.Model, folder: pathlib.Path) -> None:
-    needed, free = _needed(model), free_bytes(folder)
-    if free < needed:
-        raise UserError(
-            f"the export at the end of training needs about {mib(needed)} in {folder}, which has "
-            f"{mib(free)} free; make room, or use another folder (--workdir)"
-        )
+    what = "the export at the end of training needs about"
+    check_free(folder, _needed(model), what=what, fix="use another folder (--workdir)")
 
 
 def _check_room_for(samples: Samples) -> None:
     """Raises UserError if there is too little room for the samples and the export's answers."""
-    temp = pathlib.Path(tempfile.gettempdir())
-    needed, free = 2 * samples.inputs.size + sum(map(len, samples.encoded)), free_bytes(temp)
-    if free < needed:
-        raise UserError(
-            f"the samples for the check of the export at the end of training need {mib(needed)} in "
-            f"{temp}, which has {mib(free)} free; make room, or set TMPDIR to another folder"
-        )
+    check_free(
+        pathlib.Path(tempfile.gettempdir()),
+        2 * samples.inputs.size + sum(map(len, samples.encoded)),
+        what="the samples for the check of the export at the end of training need",
+        fix="set TMPDIR to another folder",
+    )
 
 
 def _of_each_kind(data: ImageData, runtime: Runtime) -> np.ndarray:

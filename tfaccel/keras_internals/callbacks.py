@@ -33,10 +33,20 @@ def let_logs_be_results(model: keras.Model, are_results: bool) -> None:
     Args:
       model: compiled.
       are_results: If true, Keras takes the logs of an epoch as they are. If false, Keras computes
-        the results of the metrics once more where the logs lack one.
+        the results of the metrics once more, if the logs have their names. A loss that the step
+        computes and returns by itself stays that of the last step: Keras's mean of losses has not
+        seen it, and would give 0.
     """
     keras_own = types.MethodType(type(model)._get_metrics_result_or_logs, model)
-    model._get_metrics_result_or_logs = (lambda logs: logs) if are_results else keras_own
+
+    def results(logs):
+        found, tracker = keras_own(logs), model._loss_tracker
+        of_loss = [each for each in model.metrics if each.name == tracker.name]
+        if found is logs or of_loss != [tracker] or float(tracker.count):
+            return found
+        return found | {tracker.name: logs[tracker.name]}
+
+    model._get_metrics_result_or_logs = (lambda logs: logs) if are_results else results
 
 
 @contextlib.contextmanager

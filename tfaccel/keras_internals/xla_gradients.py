@@ -10,7 +10,8 @@ TensorFlow process at each start.
 import contextlib
 
 import tensorflow as tf
-from tensorflow.compiler.tf2xla.python.xla import optimization_barrier
+
+from tfaccel.runtime.private_names import optimization_barrier
 
 __all__ = ["optimization_barrier"]
 

@@ -9,6 +9,7 @@ from types import FrameType
 
 import tensorflow as tf
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from tensorflow.compiler.tf2xla.python.xla import optimization_barrier
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.eager import context
 from tensorflow.python.framework import config
@@ -20,6 +21,7 @@ __all__ = [
     "configure_coordination",
     "devices_are_known",
     "frame_of",
+    "optimization_barrier",  # of XLA: what it returns is written to memory
     "stop_determinism",
 ]
 

@@ -20,7 +20,8 @@ class Crossentropy(keras.losses.Loss):
     """The weighted mean of cross entropy or, with gamma, focal cross entropy.
 
     The weight of a row or pixel is that of its class, times the row's sample weight. Ignored
-    pixels have the weight 0. The sum is divided by the sum of the weights, as in PyTorch.
+    pixels have the weight 0. The sum is divided by the sum of the weights, as in PyTorch. So an
+    image's weight counts once for each of its pixels.
 
     The focal loss of a probability p of the right class is -(1 - p)**gamma log(p) (Lin et al.,
     Focal Loss for Dense Object Detection, 2017, arXiv:1708.02002, eq. 4, with alpha = 1).
@@ -59,6 +60,9 @@ class Crossentropy(keras.losses.Loss):
         else:
             y_true, valid = labels_of(y_true, y_pred, self.ignore_class)
             weight = self._weights_of(y_true, valid)
+            if weight is None and sample_weight is not None:
+                # Keras would divide the sum over pixels by the sum of the weights of images.
+                weight = ops.ones_like(y_true, dtype="float32")
         return super().__call__(y_true, y_pred, weights_of(weight, sample_weight))
 
     def call(self, y_true, y_pred):

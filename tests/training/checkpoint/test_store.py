@@ -186,7 +186,7 @@ def test_room_is_checked_before_the_first_step(tmp_path, monkeypatch, caplog):
     (line,) = warnings(caplog)
     assert "up to 4 of 30.0 MiB each exist at a time" in line
     assert "room for only 3" in line
-    with pytest.raises(UserError, match=r"take 101.0 MiB each, but only 100.0 MiB are free there"):
+    with pytest.raises(UserError, match=r"needs 101.0 MiB in .*, which has 100.0 MiB free"):
         check_space(folder, 101 * 2**20, keep=3)
     assert not folder.parent.exists()
 

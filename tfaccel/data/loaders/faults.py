@@ -19,7 +19,7 @@ from tfaccel.config import CROPS, AugmentConfig, ImageConfig
 from tfaccel.data.loaders.decode import two_sizes
 from tfaccel.data.source import Blobs, ImageSource, UnreadableError
 from tfaccel.data.sources.kinds import unfit_blob
-from tfaccel.data.sources.pillow import image_size, undecodable
+from tfaccel.data.sources.pillow import Headers, header, stored_size, undecodable
 
 
 @contextlib.contextmanager
@@ -127,7 +127,12 @@ def _of_each(fault_of, source: ImageSource, ids) -> dict[int, str]:
 
 
 def wrong_size(
-    source: ImageSource, images: ImageConfig, augment: AugmentConfig, ids: Iterable[int]
+    source: ImageSource,
+    images: ImageConfig,
+    augment: AugmentConfig,
+    ids: Iterable[int],
+    *,
+    headers: Headers | None = None,
 ) -> str | None:
     """Returns the error message for a pair of two sizes, or an image that is smaller than its crop.
 
@@ -136,6 +141,7 @@ def wrong_size(
       images: the settings of the images.
       augment: the window that is cut out of the original images.
       ids: the examples whose headers are checked.
+      headers: what has read some of them already; None for nothing.
 
     Returns:
       The message about the first such example; None if all sizes are right.
@@ -143,10 +149,11 @@ def wrong_size(
     Raises:
       UserError: an example is not an image.
     """
+    read = headers or header
     for index in ids:
-        size, name = image_size(source.images, index), source.images.name(index)
+        size, name = stored_size(read(source.images, index)), source.images.name(index)
         if source.targets is not None:
-            other = image_size(source.targets, index)
+            other = stored_size(read(source.targets, index))
             if other != size:
                 return two_sizes(source, index, size, other)
         if augment.window in CROPS and any(

@@ -13,13 +13,13 @@ grey levels, then saturation and sharpness. Rows without such an operation come 
 of it for the move, and a blur 0.2 ms (2026-11-30).
 """
 
-import functools
 import math
 
 import numpy as np
 import tensorflow as tf
 
 from tfaccel.config import AugmentConfig, ImageConfig
+from tfaccel.data.loaders.apart import apart
 from tfaccel.data.loaders.warp import warped
 from tfaccel.data.policies import CODES
 
@@ -29,8 +29,6 @@ GREY = (19595, 38470, 7471)
 SMOOTH = 13  # the sum of Pillow's ImageFilter.SMOOTH: 1 for each neighbour, 5 for the pixel itself
 COUNTING = np.float32([CODES.index(name) for name in ("autocontrast", "equalize")])
 REACH = 3  # standard deviations of a blur, of the largest sigma, beyond which weights are 0
-
-_compiled = functools.partial(tf.function, jit_compile=True, autograph=False)
 
 
 def varied(
@@ -72,8 +70,8 @@ def varied(
     return pixels
 
 
-# One operation of a policy. Its parts are compiled apart, as in `pixels`. No int32 passes between
-# the parts: TensorFlow keeps int32 on the host.
+# One operation of a policy. Its parts are compiled apart. No int32 passes between the parts:
+# TensorFlow keeps int32 on the host.
 
 
 def _operated(pixels, row, fill: tuple, on_gpu: bool):
@@ -83,7 +81,7 @@ def _operated(pixels, row, fill: tuple, on_gpu: bool):
     return _mapped(pixels, _smoothed(pixels), tables, row[:, 6:])
 
 
-@_compiled
+@apart
 def _moved(pixels, matrix, nearest: bool, fill: tuple):
     """Moves by affine maps, [rows, 6]. The map 1, 0, 0, 0, 1, 0 changes nothing.
 
@@ -118,7 +116,7 @@ def _counts_on_cpu(pixels, code):
     return tf.reshape(every, (rows, channels, LEVELS))
 
 
-@_compiled
+@apart
 def _counts_on_gpu(pixels):
     """Returns the same of all rows by comparisons, which a GPU adds up in a fixed order."""
     levels = tf.range(LEVELS, dtype=tf.int32)
@@ -127,7 +125,7 @@ def _counts_on_gpu(pixels):
     return tf.cast(counts, tf.float32)
 
 
-@_compiled
+@apart
 def _tables(pixels, counts, row):
     """Returns the new level of each level: [rows, channels, 256] float32, whole numbers.
 
@@ -204,7 +202,7 @@ def _equalized(counts):
     return tf.cast(tf.where(step > 0, new, level), tf.float32)
 
 
-@_compiled
+@apart
 def _mapped(pixels, smoothed, tables, row):
     """Looks each level up in its row's table, or changes saturation or sharpness: uint8."""
     rows, _, _, channels = pixels.shape
@@ -230,7 +228,7 @@ def _smoothed(pixels):
     return tf.reshape(_of_nine(_padded(pixels, 1), pixels.shape[-1]), pixels.shape)
 
 
-@_compiled
+@apart
 def _padded(pixels, radius: int):
     """Returns [rows, height + 2 radius, (width + 2 radius) * channels], with zeros outside."""
     rows, height, width, channels = pixels.shape
@@ -238,7 +236,7 @@ def _padded(pixels, radius: int):
     return tf.pad(flat, [(0, 0), (radius, radius), (radius * channels, radius * channels)])
 
 
-@_compiled
+@apart
 def _of_nine(padded, channels: int):
     levels = tf.cast(padded, tf.float32)
     _, height, width = (levels[:, 1:-1, channels:-channels]).shape
@@ -261,7 +259,7 @@ def _blurred(pixels, sigma, radius: int):
     return tf.reshape(_rounded(blurred), pixels.shape)
 
 
-@_compiled
+@apart
 def _repeated(flat, axis: int, radius: int, channels: int):
     """Repeats the pixels at both ends of an axis, `radius` times."""
     length = flat.shape[axis] // channels
@@ -269,7 +267,7 @@ def _repeated(flat, axis: int, radius: int, channels: int):
     return tf.gather(flat, (place + np.arange(channels)).ravel(), axis=axis)
 
 
-@_compiled
+@apart
 def _weighted(padded, sigma, axis: int, radius: int, channels: int):
     place = tf.range(-radius, radius + 1, dtype=tf.float32)
     weight = tf.exp(-((place / tf.maximum(sigma, 0.01)) ** 2) / 2)
@@ -283,7 +281,7 @@ def _weighted(padded, sigma, axis: int, radius: int, channels: int):
     return total
 
 
-@_compiled
+@apart
 def _rounded(pixels):
     return tf.cast(tf.minimum(pixels + 0.5, 255.0), tf.uint8)
 
@@ -291,7 +289,7 @@ def _rounded(pixels):
 # What each image may have beside a policy.
 
 
-@_compiled
+@apart
 def _posterized_and_solarized(pixels, draws):
     """Rounds down to multiples of draws[:, 0], then inverts levels from draws[:, 1] on."""
     multiple, threshold = draws[:, 0, None, None, None], draws[:, 1, None, None, None]
@@ -299,7 +297,7 @@ def _posterized_and_solarized(pixels, draws):
     return tf.cast(tf.where(levels < threshold, levels, 255 - levels), tf.uint8)
 
 
-@_compiled
+@apart
 def _erased(pixels, draws, fill: str, mean: tuple):
     """Paints over a rectangle: see "erase" in `draws.kinds`."""
     _, height, width, channels = pixels.shape

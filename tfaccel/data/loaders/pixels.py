@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfaccel.config import CROPS, AugmentConfig, ImageConfig
 from tfaccel.data.draws import ATTEMPTS, LEVEL_KINDS, for_target
 from tfaccel.data.loaders import grey_levels
+from tfaccel.data.loaders.apart import apart
 from tfaccel.data.loaders.warp import warped
 from tfaccel.data.loaders.windows import nearest_index
 from tfaccel.data.source import ArraySource, ImageSource
@@ -339,7 +340,7 @@ def _finished(pixels, mirror, color, mean: tuple, std: tuple, dtype: str):
     return tf.cast(normalized(pixels, mean, std), dtype)
 
 
-@_compiled
+@apart
 def _whole_levels(pixels, mirror, color):
     """Mirrors, colours and rounds to whole grey levels, uint8. A mask is only mirrored."""
     if mirror is not None:

@@ -116,7 +116,14 @@ def unfit_blob(blobs: Blobs, index: int, *, is_mask: bool) -> str | None:
     return f"{blobs.name(index)} ({fault})" if fault else None
 
 
-def check_kinds(blobs: Blobs, ids: np.ndarray, *, are_masks: bool, by_pillow: bool) -> None:
+def check_kinds(
+    blobs: Blobs,
+    ids: np.ndarray,
+    *,
+    are_masks: bool,
+    by_pillow: bool,
+    headers: pillow.Headers | None = None,
+) -> None:
     """Checks some images for kinds that a loader does not take.
 
     Args:
@@ -124,12 +131,13 @@ def check_kinds(blobs: Blobs, ids: np.ndarray, *, are_masks: bool, by_pillow: bo
       ids: [num_ids], indices of the images that are checked.
       are_masks: whether the images' grey levels are classes.
       by_pillow: whether Pillow decodes them, which takes more kinds.
+      headers: what has read some of them already; None for nothing.
 
     Raises:
       UserError: an image has 16-bit samples, is not a mask, or is read differently by the loader's
         decoder and by Pillow. The first such image is named.
     """
-    pillow.check_kinds(blobs, ids, are_masks=are_masks)
+    pillow.check_kinds(blobs, ids, are_masks=are_masks, headers=headers)
     if by_pillow:
         return
     for index in ids.tolist():

@@ -20,7 +20,7 @@ import PIL.Image
 
 from tfaccel.common.errors import UserError
 from tfaccel.data.source import ImageSource, spread
-from tfaccel.data.sources.pillow import UNREADABLE, header, sample_bits
+from tfaccel.data.sources.pillow import UNREADABLE, Headers, header, sample_bits
 
 log = logging.getLogger("tfaccel")
 
@@ -32,14 +32,19 @@ _KEPT = (b"IHDR", b"IDAT", b"IEND")  # other chunks have a palette's form, or ch
 _AT_TYPE, _HEADER = 25, 33  # bytes before the colour type, and before what follows IHDR
 
 
-def with_grey_masks(source: ImageSource) -> ImageSource:
+def with_grey_masks(source: ImageSource, *, headers: Headers | None = None) -> ImageSource:
     """Returns the source whose masks are read `as_grey`, if a sampled one needs it; or the same.
 
     Reading takes longer then: each mask goes through Python, also where DALI decodes it.
+
+    Args:
+      source: pairs of images and masks.
+      headers: what reads the masks, for later checks of the same ones; None for nothing.
     """
+    read = headers or header
     for index in spread(len(source), NUM_SAMPLED).tolist():
         with contextlib.suppress(UserError):  # the loader answers for an unreadable file
-            image = header(source.targets, index)
+            image = read(source.targets, index)
             if why := _classes_are_in(image):
                 log.info(
                     "data: masks are read as grey images, because the classes of %s are in %s",

@@ -88,19 +88,23 @@ def decoded(image: PIL.Image.Image, mode: str) -> PIL.Image.Image:
     return pixels.transpose(_BACK[orientation]) if orientation in _BACK else pixels
 
 
-def check_kinds(blobs: Blobs, ids: np.ndarray, *, are_masks: bool) -> None:
+def check_kinds(
+    blobs: Blobs, ids: np.ndarray, *, are_masks: bool, headers: "Headers | None" = None
+) -> None:
     """Checks the headers of some images for kinds that no loader takes.
 
     Args:
       blobs: the images.
       ids: [num_ids], indices of the images that are checked.
       are_masks: whether the images' grey levels are classes.
+      headers: what has read some of them already; None for nothing.
 
     Raises:
       UserError: an image has 16-bit samples, or is not a mask. The first such image is named.
     """
+    read = headers or header
     for index in ids.tolist():
-        image = header(blobs, index)
+        image = read(blobs, index)
         fault = unfit_mask(image) if are_masks else deep(image)
         if fault:
             fix = "convert all images of this kind, or skip them with bad_files='skip'"
@@ -210,6 +214,30 @@ def header(blobs: Blobs, index: int) -> PIL.Image.Image:
             f"{blobs.name(index)} cannot be read as an image ({cause(error)}); replace it or move "
             "it away"
         ) from error
+
+
+class Headers:
+    """Reads the header of each image once, for several checks of the same images.
+
+    headers = Headers()
+    headers(blobs, 3) is headers(blobs, 3)      # what `header` returns
+    """
+
+    def __init__(self):
+        """Starts without headers."""
+        self._read = {}
+
+    def __call__(self, blobs: Blobs, index: int) -> PIL.Image.Image:
+        """Returns what `header` returned at the first call.
+
+        Raises:
+          UserError: the file cannot be read, or is not an image.
+        """
+        # The same file has another header if it is read in another encoding.
+        key = blobs.name(index), blobs.recode
+        if key not in self._read:
+            self._read[key] = header(blobs, index)
+        return self._read[key]
 
 
 def _open(blobs: Blobs, index: int) -> PIL.Image.Image:

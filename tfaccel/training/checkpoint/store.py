@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.common.disk_errors import free_bytes, mib, not_written
+from tfaccel.common.disk_errors import check_free, mib, not_written
 from tfaccel.common.errors import UserError
 from tfaccel.common.regular_file import read_regular
 from tfaccel.process import waits
@@ -252,12 +252,7 @@ def check_space(folder: pathlib.Path, num_bytes: int, *, keep: int) -> None:
     Raises:
       UserError: there is no room for another checkpoint.
     """
-    free = free_bytes(folder)
-    if free < num_bytes:
-        raise UserError(
-            f"checkpoints in {folder} take {mib(num_bytes)} each, but only {mib(free)} are free "
-            "there; make room, or give another folder"
-        )
+    free = check_free(folder, num_bytes, what="a checkpoint needs", fix="give another folder")
     there = sum(each.stat().st_size for each in folder.glob("step-*/*") if each.is_file())
     if free + there < (keep + 1) * num_bytes:
         log.warning(
