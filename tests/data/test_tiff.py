@@ -5,9 +5,10 @@ import io
 import numpy as np
 import PIL.Image
 import pytest
+from raster_files import PACKED, noise, write_tiff
 
-from tests.data.raster_files import PACKED, noise, write_tiff
 from tfaccel.data import tiff
+from tfaccel.data.sources import kinds
 
 
 def _read(path):
@@ -109,3 +110,13 @@ def test_a_file_that_is_cut_short_is_refused(tmp_path, packing):
         tiff.read(bytes(data))
     with pytest.raises((OSError, ValueError, SyntaxError)):
         tiff.read(bytes(data[:100]))
+
+
+def test_usual_settings_do_not_take_a_tiff_whose_channels_pillow_drops(tmp_path):
+    # Pillow reads these as grey or RGB, without an error.
+    for channels, planar in ((2, False), (4, False), (5, True)):
+        path = tmp_path / f"{channels}.tif"
+        how = {"planar": planar, "packing": "tiff_adobe_deflate"}
+        write_tiff(path, noise((6, 7, channels), "uint8"), **how)
+        found = kinds.unfit(path.read_bytes(), is_mask=False)
+        assert f"a TIFF of {channels} channels, of which Pillow reads" in found

@@ -3,12 +3,16 @@
 The reference is NumPy and Pillow in floating point, on pixels that the test itself has written.
 """
 
+import io
+import tarfile
+
 import numpy as np
 import PIL.Image
 import pytest
+import reference
+import tensorflow as tf
+from raster_files import noise, write_png16, write_tiff
 
-from tests.data.loaders import reference
-from tests.data.raster_files import noise, write_png16, write_tiff
 from tfaccel.common.errors import UserError
 from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig
 from tfaccel.data import images as image_data
@@ -87,7 +91,7 @@ def _normalised(pixels, images):
     return (pixels.astype(np.float64) / scale - images.mean) / images.std
 
 
-@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("loader", ["memory", "tf_data"])  # the cache has the memory's decoder
 @pytest.mark.parametrize("form", FORMS)
 def test_images_that_are_not_resized_are_exact(tmp_path, form, loader):
     source, pixels, dtype, channels = _source(tmp_path, form)
@@ -307,3 +311,50 @@ def test_a_list_names_arrays_and_two_replicas_share_them(tmp_path):
         whole[feed.rows(0).ids] = next(stream)[0].numpy()
     wanted = np.stack([_normalised(each, images) for each in pixels])
     np.testing.assert_allclose(whole, wanted, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "float32"])
+def test_arrays_of_other_dtypes_are_taken_as_they_are(dtype):
+    pixels = noise((NUM, 8, 9, 5), dtype)
+    images = _settings(dtype, 5, "memory", size=(8, 9))
+    source = sources.arrays(pixels, np.zeros(NUM, int))
+    found, _ = _batch(_open(source, images))
+    np.testing.assert_allclose(found, _normalised(pixels, images), rtol=2e-6, atol=2e-6)
+    with pytest.raises(
+        UserError, match=f"the arrays have images of {dtype}; use pixel_dtype='{dtype}"
+    ):
+        _batch(_open(source, _settings("uint8", 5, "memory", size=(8, 9))))
+
+
+@pytest.mark.parametrize("kind", ["tfrecord", "webdataset"])
+def test_shards_hold_such_files_too(tmp_path, kind):
+    pixels = [noise((8, 9, 5), "uint16", seed) for seed in range(4)]
+    encoded = []
+    for index, each in enumerate(pixels):
+        write_tiff(tmp_path / "a.tif", each, planar=index % 2 == 0)
+        np.save(tmp_path / "a.npy", each)
+        encoded.append((tmp_path / ("a.npy" if index == 3 else "a.tif")).read_bytes())
+    if kind == "tfrecord":
+        with tf.io.TFRecordWriter(str(tmp_path / "a.tfrecord")) as writer:
+            for index, each in enumerate(encoded):
+                image = tf.train.Feature(bytes_list=tf.train.BytesList(value=[each]))
+                label = tf.train.Feature(int64_list=tf.train.Int64List(value=[index % 2]))
+                features = {"image/encoded": image, "image/class/label": label}
+                example = tf.train.Example(features=tf.train.Features(feature=features))
+                writer.write(example.SerializeToString())
+        source = sources.tfrecord(str(tmp_path / "a.tfrecord"))
+    else:
+        with tarfile.open(tmp_path / "a.tar", "w") as tar:
+            for index, each in enumerate(encoded):
+                for ext, data in (("tif", each), ("cls", str(index % 2).encode())):
+                    info = tarfile.TarInfo(f"{index:03}.{ext}")
+                    info.size = len(data)
+                    tar.addfile(info, io.BytesIO(data))
+        source = sources.webdataset(str(tmp_path / "a.tar"), image_ext="tif;npy")
+    for loader in ("memory", "tf_data"):
+        images = _settings("uint16", 5, loader, size=(8, 9), global_batch_size=4)
+        found, labels = _batch(_open(source, images))
+        assert labels.tolist() == [0, 1, 0, 1]
+        np.testing.assert_allclose(
+            found, [_normalised(each, images) for each in pixels], rtol=2e-6, atol=2e-6
+        )

@@ -5,8 +5,8 @@ import struct
 import numpy as np
 import planted
 import pytest
+from raster_files import noise, write_png16, write_tiff
 
-from tests.data.raster_files import noise, write_png16, write_tiff
 from tfaccel.config import ImageConfig
 from tfaccel.data import sources
 from tfaccel.data.raster import RasterForm
