@@ -1,4 +1,4 @@
-"""An export decodes 16-bit PNG files as they are stored; of other files it takes the pixels."""
+"""An export decodes 16-bit PNG files as they are stored, and takes pixels of TIFF files."""
 
 import keras
 import numpy as np

@@ -25,6 +25,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from tfaccel.common.errors import UserError
 from tfaccel.common.regular_file import open_regular
 from tfaccel.common.tables import counted
 from tfaccel.config import ImageConfig
@@ -34,6 +35,7 @@ from tfaccel.data.tiff import OtherKindError
 PNG_BEGINNING = b"\x89PNG\r\n\x1a\n"
 NPY_BEGINNING = b"\x93NUMPY"
 NPY_SUFFIX = ".npy"
+SUFFIXES = {NPY_SUFFIX, ".png", ".tif", ".tiff"}
 PNG_CHANNELS = {0: 1, 2: 3, 4: 2, 6: 4}  # by colour type (W3C PNG, 11.2.1)
 _PNG_HEADER = 33  # bytes up to the end of a PNG's first chunk
 _DTYPES = ("uint8", "uint16", "float32")
@@ -185,8 +187,20 @@ def are_all_png(blobs) -> bool:
 
 
 def has_arrays(blobs) -> bool:
-    """Returns whether a file is named like an array of NumPy."""
-    return blobs.are_files and NPY_SUFFIX in blobs.files.suffixes()
+    """Returns whether a file is named like an array of NumPy.
+
+    Raises:
+      UserError: beside it there are images that are not read as arrays.
+    """
+    suffixes = blobs.files.suffixes() if blobs.are_files else set()
+    if NPY_SUFFIX not in suffixes:
+        return False
+    if others := sorted(suffixes - SUFFIXES):
+        raise UserError(
+            f"{blobs.folder} has {NPY_SUFFIX} files and {others[0]} files; beside {NPY_SUFFIX} "
+            "only PNG and TIFF files are read: move one kind away, or convert it"
+        )
+    return True
 
 
 def _png_header(begin: bytes) -> Header:

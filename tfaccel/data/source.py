@@ -279,6 +279,9 @@ def as_stored(source: ImageSource | ArraySource, images: ImageConfig) -> ImageSo
     """Returns the source, to be read as it is stored if the usual decoders cannot read it.
 
     These are images of other than 8 bits, of other than 1 or 3 channels, and .npy files.
+
+    Raises:
+      UserError: there are .npy files, and beside them images that are not read as arrays.
     """
     if isinstance(source, ArraySource):
         return source

@@ -273,10 +273,13 @@ def test_jpeg_files_beside_arrays_are_named(tmp_path):
     source, *_ = _source(tmp_path, "npy, 8-bit RGB")
     PIL.Image.fromarray(noise((21, 34, 3), "uint8")).save(tmp_path / "images/0/a.jpg")
     source = sources.class_folders(tmp_path / "images")
-    with pytest.raises(
-        UserError, match=r"a.jpg cannot be read as an image \(not a PNG, TIFF or .npy"
-    ):
+    with pytest.raises(UserError, match=r"images has .npy files and .jpg files; beside .npy only"):
         _open(source, ImageConfig(image_size=(9, 9)))
+    (tmp_path / "other/0").mkdir(parents=True)
+    (tmp_path / "images/0/a.jpg").rename(tmp_path / "other/0/a.jpg")
+    source = sources.class_folders(tmp_path / "other")
+    with pytest.raises(UserError, match=r"a.jpg cannot be read as an image \(not a PNG, TIFF or"):
+        _open(source, ImageConfig(image_size=(9, 9), pixel_dtype="uint16"))
 
 
 @pytest.mark.parametrize("loader", LOADERS)
