@@ -91,8 +91,30 @@ def _normalised(pixels, images):
     return (pixels.astype(np.float64) / scale - images.mean) / images.std
 
 
-@pytest.mark.parametrize("loader", ["memory", "tf_data"])  # the cache has the memory's decoder
+@pytest.mark.parametrize("loader", ["memory", "cache"])
 @pytest.mark.parametrize("form", FORMS)
+def test_decoded_images_are_the_stored_pixels(tmp_path, form, loader):
+    source, pixels, dtype, channels = _source(tmp_path, form)
+    decoded = _open(source, _settings(dtype, channels, loader)).source.images
+    assert decoded.dtype == dtype
+    np.testing.assert_array_equal(decoded, pixels)
+
+
+QUICK = {
+    ("png, 16-bit RGB", "memory"),
+    ("tiff, float, 5 channels", "cache"),
+    ("png, 16-bit grey and opacity", "tf_data"),
+    ("tiff, 16-bit, 5 channels, planar", "tf_data"),
+    ("npy, 8-bit RGB", "tf_data"),
+}
+ALL = [
+    pytest.param(form, loader, marks=() if (form, loader) in QUICK else pytest.mark.slow)
+    for form in FORMS
+    for loader in LOADERS
+]
+
+
+@pytest.mark.parametrize(("form", "loader"), ALL)
 def test_images_that_are_not_resized_are_exact(tmp_path, form, loader):
     source, pixels, dtype, channels = _source(tmp_path, form)
     images = _settings(dtype, channels, loader)
@@ -117,10 +139,8 @@ def _resized(pixels, size):
     return np.stack(channels, axis=-1)
 
 
-@pytest.mark.parametrize("loader", LOADERS)
-@pytest.mark.parametrize(
-    "form", ["png, 16-bit RGB", "tiff, 16-bit, 5 channels, planar", "tiff, float, 5 channels"]
-)
+@pytest.mark.parametrize("loader", ["memory", "tf_data"])
+@pytest.mark.parametrize("form", ["png, 16-bit RGB", "tiff, float, 5 channels"])
 def test_resized_images_are_those_of_pillow_in_floats(tmp_path, form, loader):
     source, pixels, dtype, channels = _source(tmp_path, form)
     images = _settings(dtype, channels, loader, size=(13, 17))
@@ -132,8 +152,15 @@ def test_resized_images_are_those_of_pillow_in_floats(tmp_path, form, loader):
         assert np.abs(mine - wanted).max() < limit
 
 
-@pytest.mark.parametrize("loader", LOADERS)
-@pytest.mark.parametrize("dtype", ["uint16", "float32"])
+@pytest.mark.parametrize(
+    ("dtype", "loader"),
+    [
+        ("uint16", "memory"),
+        ("float32", "tf_data"),
+        pytest.param("uint16", "tf_data", marks=pytest.mark.slow),
+        pytest.param("float32", "memory", marks=pytest.mark.slow),
+    ],
+)
 def test_random_windows_mirrors_and_turns_are_those_of_the_reference(tmp_path, loader, dtype):
     form = "tiff, 16-bit, 5 channels, planar" if dtype == "uint16" else "tiff, float, 5 channels"
     source, pixels, dtype, channels = _source(tmp_path, form)
@@ -154,7 +181,7 @@ def test_random_windows_mirrors_and_turns_are_those_of_the_reference(tmp_path, l
         np.testing.assert_allclose(found[row], wanted, atol=2e-3 if dtype == "float32" else 5e-4)
 
 
-@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("loader", ["memory", "tf_data"])
 def test_brightness_and_contrast_suit_five_channels_of_16_bits(tmp_path, loader):
     source, pixels, dtype, channels = _source(tmp_path, "tiff, 16-bit, 5 channels, planar")
     augment = AugmentConfig(brightness=0.5, contrast=0.5)
