@@ -14,9 +14,9 @@ from tfaccel.common.regular_file import open_regular
 from tfaccel.data import raster
 from tfaccel.data.source import Blobs
 
-# Both DALI and Pillow decode these, so that Pillow can name a file that fails in DALI. Only
-# raster.py reads .npy files.
-IMAGE_SUFFIXES = (".bmp", ".jp2", ".jpeg", ".jpg", ".npy", ".png", ".ppm", ".tif", ".tiff", ".webp")
+# Both DALI and Pillow decode these, so that Pillow can name a file that fails in DALI.
+PILLOW_SUFFIXES = (".bmp", ".jp2", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+IMAGE_SUFFIXES = (*PILLOW_SUFFIXES, raster.NPY_SUFFIX)  # what raster.py reads, too
 
 # When Pillow decodes a TIFF, it applies the EXIF orientation. No other decoder here does so.
 # These transposes turn the image back, by orientation. (1 is upright.)
