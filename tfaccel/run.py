@@ -279,7 +279,8 @@ class Run:
             dali=dali,
             sampling=sampling,
         )
-        if data.pixel_range not in self._logged_ranges:  # training and test mostly share a range
+        # Training and test mostly share a range.
+        if data.pixel_range and data.pixel_range not in self._logged_ranges:
             self._logged_ranges.add(data.pixel_range)
             hint = "" if data.pixel_range[1] > 2 else " (for 0 to 255 set mean=0, std=1/255)"
             ends = (in_figures(each, 4) for each in data.pixel_range)

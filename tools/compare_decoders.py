@@ -48,10 +48,10 @@ from tfaccel.data.placement import Placement
 from tfaccel.data.scan.examine import examine, strict
 from tfaccel.data.shards import Plan
 from tfaccel.data.source import Blobs, ImageSource, UnreadableError
-from tfaccel.data.sources.pillow import IMAGE_SUFFIXES, decoded, unfit_mask
+from tfaccel.data.sources.pillow import PILLOW_SUFFIXES, decoded, unfit_mask
 from tfaccel.runtime.devices import Device
 
-SUFFIXES = (*IMAGE_SUFFIXES, ".apng", ".dib", ".gif", ".j2k", ".mpo", ".pbm", ".pgm", ".pnm")
+SUFFIXES = (*PILLOW_SUFFIXES, ".apng", ".dib", ".gif", ".j2k", ".mpo", ".pbm", ".pgm", ".pnm")
 LOADERS = ("tf_data", "dali_cpu", "memory")  # the loaders that need no GPU
 USES = ("1 channel", "3 channels", "mask")
 SAME = "same"  # no level differs by more than one

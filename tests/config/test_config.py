@@ -53,7 +53,12 @@ def test_a_config_may_leave_out_what_it_does_not_change():
         ),
         ({"data": {"image_size": (28,)}}, "image_size=(28,); expected (height, width)"),
         ({"data": {"image_size": (0, 28)}}, "image_size=(0, 28)"),
-        ({"data": {"channels": 2}}, "channels=2; expected 1 (grey) or 3 (RGB)"),
+        ({"data": {"channels": 0}}, "channels=0; expected a whole number of at least 1"),
+        ({"data": {"pixel_dtype": "uint17"}}, "pixel_dtype='uint17'; did you mean 'uint16'?"),
+        (
+            {"data": {"pixel_dtype": "uint16", "mean": 300}},
+            "because pixels are in 0..1; divide mean and std by 65535",
+        ),
         ({"data": {"last_batch": "paid"}}, "last_batch='paid'; did you mean 'pad'?"),
         ({"data": {"loader": "dali"}}, "loader='dali'; did you mean 'dali_"),
         ({"data": {"source": "tar"}}, "source='tar'; "),

@@ -221,7 +221,8 @@ def plot(values: flags.FlagValues, given: list[str]) -> int:
         Flag(
             "pixel-dtype",
             ExportConfig.pixel_dtype,
-            'data type of the pixels, 0 to 255, that serving_default takes: "float32" or "uint8"',
+            'data type of the pixels that serving_default takes: "float32", or "uint8" or "uint16" '
+            "for images of 8 or 16 bits",
             choices=PIXEL_DTYPES,
         ),
         Flag("xla", False, "compile with XLA where the model is served, once per batch size"),

@@ -52,7 +52,8 @@ SYNONYMS = {
     "per_device_train_batch_size local_batch_size",
     "data.image_size": "img_size imgsz input_size size img input_shape resolution crop_size res "
     "train_crop_size image_shape img_dim",
-    "data.channels": "in_chans in_channels num_channels color_mode",
+    "data.channels": "in_chans in_channels num_channels color_mode num_bands bands",
+    "data.pixel_dtype": "bit_depth bits bits_per_sample bits_per_pixel image_dtype",
     "data.last_batch": "drop_last drop_remainder",
     "data.loader": "dataloader data_loader cache_images cache_data dali use_dali",
     "data.source": "format data_format dataset_type data_type",

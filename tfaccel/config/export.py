@@ -5,7 +5,7 @@ import dataclasses
 from tfaccel.common.checks import check_choice, check_flag, check_int
 from tfaccel.config.documented import documented
 
-PIXEL_DTYPES = ("float32", "uint8")
+PIXEL_DTYPES = ("float32", "uint8", "uint16")
 COMPUTES_IN = ("policy", "float32")
 WEIGHTS = ("trained", "average")
 CHECKPOINTS = ("newest", "best")
@@ -20,7 +20,8 @@ class ExportConfig:
     """Number of test images on which the export and the trained model are compared. They are taken
     evenly from all test images."""
     pixel_dtype: str = "float32"
-    """Data type of the pixels, 0 to 255, that `serving_default` takes: "float32" or "uint8"."""
+    """Data type of the pixels that `serving_default` takes: "float32", or "uint8" for images of 8
+    bits, or "uint16" for those of 16 bits. Pixels are 0 to 255, or 0 to 65535 with 16 bits."""
     computes_in: str = "policy"
     """Precision of the exported model: "policy" keeps that of training; "float32" is much faster
     than float16 on CPUs. Outputs are float32 in both cases."""

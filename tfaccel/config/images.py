@@ -20,6 +20,7 @@ from tfaccel.config.documented import documented
 
 WINDOWS = ("stretch", "resized_center_crop", "center_crop", "random_crop", "random_resized_crop")
 CROPS = ("center_crop", "random_crop")  # the windows that are not resized
+MOST_CHANNELS = 65535  # what a TIFF can say (TIFF 6.0, SamplesPerPixel)
 POLICIES = ("none", "randaugment", "randaugment_timm", "trivialaugment")
 POLICY_FILLS = ("black", "mean")
 ERASE_FILLS = ("mean", "random", "black")
@@ -29,6 +30,8 @@ LOADERS = ("auto", "dali_gpu", "dali_cpu", "tf_data", "memory", "cache")
 SAMPLINGS = ("uniform", "balanced", "square_root")
 SOURCES = ("folders", "csv", "tfrecord", "webdataset", "arrays", "pairs")
 TASKS = ("auto", "classes", "multilabel", "regression")  # of labels: see data/source.py
+# The data types of stored pixels, and the value that becomes 1 before mean and std are used.
+PIXEL_SCALES = {"uint8": 255.0, "uint16": 65535.0, "float32": 1.0}
 # The fields that only one source uses, and those that only one window uses.
 SOURCE_ARGUMENTS = {
     "tfrecord": ("image_key", "label_key", "first_label"),
@@ -239,7 +242,12 @@ class ImageConfig:
     image_size: Sequence[int] = (224, 224)
     """Height,width in pixels. All images of a batch have this size."""
     channels: int = 3
-    """3 for RGB, 1 for grey."""
+    """3 for RGB, 1 for grey. Any other number, such as 5, is for PNG, TIFF and .npy files that have
+    exactly so many channels."""
+    pixel_dtype: str = "uint8"
+    """Data type of stored pixels: uint8, uint16 or float32. The last two are for PNG, TIFF and
+    .npy files, which must all have this type. Pixels of 8 bits are divided by 255 and those of 16
+    bits by 65535, before mean and std are used. float32 pixels are taken as they are."""
     mean: float | Sequence[float] | None = None
     """Number to subtract from pixels in 0..1: one for each channel, or one for all channels. None
     is 0. If std is None too, an experiment with `model.weights` takes the mean and std of the
@@ -282,16 +290,15 @@ class ImageConfig:
     def __post_init__(self):
         """Checks every field and stores it in its one normal form."""
         object.__setattr__(self, "image_size", _image_size("image_size", self.image_size))
-        check_int("channels", self.channels, at_least=1)
-        if self.channels not in (1, 3):
-            raise UserError(f"channels={self.channels}; expected 1 (grey) or 3 (RGB)")
+        check_int("channels", self.channels, at_least=1, at_most=MOST_CHANNELS)
+        check_choice("pixel_dtype", self.pixel_dtype, tuple(PIXEL_SCALES))
         for name, default in (("mean", 0.0), ("std", 1.0)):
             value = default if getattr(self, name) is None else getattr(self, name)
             object.__setattr__(self, name, _per_channel(name, value, self.channels))
-        if max(self.mean) > 1:
+        if max(self.mean) > 1 and self.pixel_dtype != "float32":
             raise UserError(
                 f"mean={self.mean!r}; expected numbers of at most 1, because pixels are in 0..1; "
-                "divide mean and std by 255"
+                f"divide mean and std by {self.pixel_scale:.0f}"
             )
         if min(self.std) <= 0:
             raise UserError(f"std={self.std!r}; expected numbers above 0")
@@ -311,6 +318,16 @@ class ImageConfig:
         check_only_with(self, "targets", {"mask": ("ignore_class",)})
         if self.ignore_class is not None:
             check_int("ignore_class", self.ignore_class, at_least=0, at_most=255)
+
+    @property
+    def pixel_scale(self) -> float:
+        """The number that stored pixels are divided by, before mean and std are used."""
+        return PIXEL_SCALES[self.pixel_dtype]
+
+    @property
+    def are_usual(self) -> bool:
+        """True for 8 bits and 1 or 3 channels, which every decoder of images gives."""
+        return self.pixel_dtype == "uint8" and self.channels in (1, 3)
 
     def whole_batch(self, num_replicas: int) -> int:
         """Returns the images per step over all replicas."""

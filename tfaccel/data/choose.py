@@ -12,6 +12,7 @@ from typing import NamedTuple
 from tfaccel.common.errors import UserError
 from tfaccel.config import AugmentConfig, ImageConfig
 from tfaccel.data.free_memory import free_bytes, mib
+from tfaccel.data.loaders.decode import forms
 from tfaccel.data.one_size import one_size
 from tfaccel.data.source import ArraySource, Blobs, ImageSource, spread
 from tfaccel.data.sources.pillow import image_sizes
@@ -68,6 +69,13 @@ def choose_loader(
       UserError: the requested loader is not available, or does not suit these images.
     """
     on_gpu = device.cuda_ordinal is not None
+    has_rasters = isinstance(source, ImageSource) and source.images.form is not None
+    if has_rasters and images.loader.startswith("dali"):
+        raise UserError(
+            f"loader={images.loader!r} reads images of 8 bits with 1 or 3 channels; for "
+            f"channels={images.channels}, pixel_dtype={images.pixel_dtype!r} and .npy files use "
+            "'memory', 'tf_data', 'cache' or 'auto'"
+        )
     if images.loader == "dali_gpu" and not on_gpu:
         raise UserError("loader='dali_gpu' needs a GPU; use loader='dali_cpu' or 'auto'")
     if isinstance(source, ArraySource):
@@ -94,6 +102,8 @@ def choose_loader(
         if fits(stored):
             return Choice("memory", f"{why}; all {len(source)} images take {memory}", stored)
         why = f"all {len(source)} images would take {memory}"
+    if has_rasters:
+        return Choice("tf_data", f"{why}, and DALI's loaders do not read {_in_words(images)}")
     if on_gpu:
         return Choice("dali_gpu", f"{why}, so the GPU decodes them again in each epoch")
     suffixes = source.images.files.suffixes() if source.images.are_files else set()
@@ -102,6 +112,14 @@ def choose_loader(
     if not source.images.are_files and (name := _dali_only_image(source.images)):
         return Choice("dali_cpu", f"{why}, and TensorFlow does not decode {name}")
     return Choice("tf_data", f"{why}; on a CPU, TensorFlow decodes JPEG and PNG faster than DALI")
+
+
+def _in_words(images: ImageConfig) -> str:
+    """Returns why images are read as they are stored."""
+    if images.are_usual:
+        return ".npy files"
+    channels = f"{images.channels} channel{'s' if images.channels > 1 else ''}"
+    return f"{channels} of {images.pixel_dtype}"
 
 
 def _dali_only_image(blobs: Blobs) -> str | None:
@@ -161,7 +179,5 @@ def _for_arrays(source, images, device, num_local: int) -> Choice:
 
 
 def _decoded_bytes(source: ImageSource, size: tuple[int, int], images: ImageConfig) -> int:
-    channels = images.channels
-    if source.targets is not None:
-        channels += 1 if images.targets == "mask" else channels
-    return len(source) * size[0] * size[1] * channels
+    settings = {"channels": images.channels, "targets": images.targets}
+    return sum(each.num_bytes for each in forms(source, stored_size=size, **settings).values())

@@ -31,7 +31,7 @@ from tfaccel.data.placement import Placement
 from tfaccel.data.sampling import ClassSampling
 from tfaccel.data.scan import files
 from tfaccel.data.shards import Plan, check_even
-from tfaccel.data.source import ArraySource, ImageSource, UnreadableError, spread
+from tfaccel.data.source import ArraySource, ImageSource, UnreadableError, as_stored, spread
 from tfaccel.data.sources.classes import check_has_classes
 from tfaccel.data.sources.kinds import check_kinds
 from tfaccel.data.sources.mask_values import with_grey_masks
@@ -77,8 +77,13 @@ class ImageData:
         return self.source.class_names
 
     @property
-    def pixel_range(self) -> tuple[float, float]:
-        """The least and the largest value of a pixel: (pixel / 255 - mean) / std."""
+    def pixel_range(self) -> tuple[float, float] | None:
+        """The least and the largest value of a pixel: (pixel / 255 - mean) / std.
+
+        None for pixels of float32, whose range is not known.
+        """
+        if self.images.pixel_dtype == "float32":
+            return None
         pairs = zip(self.images.mean, self.images.std, strict=True)
         ends = [(level - mean) / std for mean, std in pairs for level in (0, 1)]
         return min(ends), max(ends)
@@ -97,10 +102,11 @@ class ImageData:
     def described(self) -> list[str]:
         """Returns lines of text: the images' shape and range, the loader and the augmentation."""
         height, width = self.images.image_size
-        least, largest = self.pixel_range
+        pixels = "pixels of any size"
+        if self.pixel_range is not None:
+            pixels = f"pixels {' to '.join(in_figures(each, 4) for each in self.pixel_range)}"
         lines = [
-            f"images: {height} x {width} x {self.images.channels}, {self.dtype}, "
-            f"pixels {in_figures(least, 4)} to {in_figures(largest, 4)}",
+            f"images: {height} x {width} x {self.images.channels}, {self.dtype}, {pixels}",
             f"loader: {self.loader}",
         ]
         if self.plan.sampling is not None:
@@ -122,6 +128,7 @@ class ImageData:
         """Returns the facts that must be the same on all workers, by name: see `agreement`."""
         images = self.images
         pixels = images.image_size, images.channels, images.mean, images.std, images.targets
+        pixels += (images.pixel_dtype,)
         facts = {"plan": self.plan, "augmentation": self.augment, "images": (*pixels, self.dtype)}
         return self.found.facts() | facts
 
@@ -243,6 +250,7 @@ def open_images(
     Raises:
       UserError: settings contradict each other, or a file cannot be used.
     """
+    source = as_stored(source, images)
     _check(source, images, augment)
     if sampling != "uniform":
         _check_sampling(source, sampling, shuffle=shuffle)
@@ -327,8 +335,40 @@ def _check(source, images: ImageConfig, augment: AugmentConfig) -> None:
         raise UserError(
             "channels=1 makes grey images, which have no hue; use saturation=0 and hue_degrees=0"
         )
+    if fault := _unsuitable(images, augment):
+        raise UserError(fault)
     if images.targets == "mask" and source.targets is None:
         raise UserError("targets='mask' needs pairs of images, but these have labels; remove it")
+
+
+def _unsuitable(images: ImageConfig, augment: AugmentConfig) -> str | None:
+    """Returns why the augmentation does not suit the images' channels or data type, or None."""
+    if images.channels not in (1, 3):
+        colours = {"saturation": augment.saturation, "hue_degrees": augment.hue_degrees}
+        asked = [f"{name}={value}" for name, value in colours.items() if value]
+        asked += [f"policy={augment.policy!r}"] if augment.policy != "none" else []
+        if asked:
+            return (
+                f"{', '.join(asked)} with channels={images.channels}; it needs RGB or grey images: "
+                "remove it (brightness, contrast, windows, flips, rotation and shift "
+                "suit any number of channels)"
+            )
+    if images.pixel_dtype == "uint8":
+        return None
+    if augment.has_level_operations:
+        return (
+            f"pixel_dtype={images.pixel_dtype!r} with a policy, a blur, posterizing, solarizing or "
+            "erasing, which work on the 256 grey levels of 8 bits; remove them"
+        )
+    if images.pixel_dtype == "float32":
+        names = ("contrast", "saturation", "hue_degrees")
+        asked = [f"{name}={getattr(augment, name)}" for name in names if getattr(augment, name)]
+        if asked:
+            return (
+                f"{', '.join(asked)} with pixel_dtype='float32'; it needs pixels of a known range: "
+                "remove it (brightness suits all pixels)"
+            )
+    return None
 
 
 def _check_sampling(source: ImageSource | ArraySource, sampling: str, *, shuffle: bool) -> None:

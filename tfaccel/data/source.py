@@ -16,8 +16,10 @@ import numpy as np
 from tfaccel.common.errors import UserError
 from tfaccel.common.redact import shown
 from tfaccel.common.regular_file import check_regular, open_regular, read_regular
+from tfaccel.config import ImageConfig
 from tfaccel.data import stamps
 from tfaccel.data.file_names import FileNames
+from tfaccel.data.raster import RasterForm, form_of, has_arrays
 
 # What the labels of an image are, and the form of a source's labels:
 #   classes      one class: [num_examples] int32, indices into `class_names`
@@ -49,6 +51,8 @@ class Blobs:
       offsets: [num_examples] int64, in bytes; None for whole files.
       sizes: [num_examples] int64, in bytes; None for whole files.
       recode: what turns the stored bytes into those of another encoding; None for the stored ones.
+      form: for images that are read as they are stored, their form: see `raster.py`. None for
+        images of 8 bits with 1 or 3 channels, which the usual decoders read.
     """
 
     files: Sequence[str]
@@ -56,6 +60,7 @@ class Blobs:
     offsets: np.ndarray | None = None
     sizes: np.ndarray | None = None
     recode: Callable[[bytes], bytes] | None = None
+    form: RasterForm | None = None
 
     def __post_init__(self):
         """Stores the paths compactly."""
@@ -79,6 +84,11 @@ class Blobs:
     def are_read_as_files(self) -> bool:
         """Whether another library may read each example's file, instead of `read`."""
         return self.are_files and self.recode is None
+
+    @property
+    def dtype(self) -> str:
+        """The data type of decoded pixels."""
+        return "uint8" if self.form is None else self.form.dtype
 
     @property
     def folder(self) -> str:
@@ -215,10 +225,11 @@ class ArraySource:
     """Decoded images with labels or target images, in memory or mapped from a file.
 
     Attributes:
-      images: [num_examples, height, width, channels] uint8.
+      images: [num_examples, height, width, channels] uint8, uint16 or float32.
       labels: what is learned, in the form of the task (see `TASKS`); None for pairs.
       class_names: names of the classes, in order; empty for pairs and numbers.
-      targets: target images of pairs, [num_examples, height, width, channels] uint8; else None.
+      targets: target images of pairs, [num_examples, height, width, channels] of one of these
+        dtypes; else None.
       target_names: for numbers, the name of each column of the labels; else empty.
       copies: copies of images and targets in the GPUs' memory, by (name, device). The loader
         "memory" makes them. All loaders of the source share them, and they live as long as it.
@@ -235,7 +246,8 @@ class ArraySource:
     def __repr__(self):
         """Returns a summary of one line."""
         pairs = ", with targets" if self.targets is not None else ""
-        return f"<tfaccel source: uint8 array {self.images.shape}{_told(self)}{pairs}>"
+        dtype, shape = self.images.dtype.name, self.images.shape
+        return f"<tfaccel source: {dtype} array {shape}{_told(self)}{pairs}>"
 
     def __len__(self):
         """Returns the number of examples."""
@@ -261,6 +273,29 @@ class ArraySource:
         arrays = {name: getattr(self, name) for name in ("images", "labels", "targets")}
         taken = {name: each[ids] for name, each in arrays.items() if each is not None}
         return dataclasses.replace(self, **taken)
+
+
+def as_stored(source: ImageSource | ArraySource, images: ImageConfig) -> ImageSource | ArraySource:
+    """Returns the source, to be read as it is stored if the usual decoders cannot read it.
+
+    These are images of other than 8 bits, of other than 1 or 3 channels, and .npy files.
+
+    Raises:
+      UserError: there are .npy files, and beside them images that are not read as arrays.
+    """
+    if isinstance(source, ArraySource):
+        return source
+    parts = [source.images]
+    parts += [source.targets] if source.targets is not None and images.targets == "image" else []
+    if images.are_usual and not any(map(has_arrays, parts)):
+        return source
+    form = form_of(images)
+    changed = dataclasses.replace(source, images=dataclasses.replace(source.images, form=form))
+    if len(parts) > 1:
+        changed = dataclasses.replace(
+            changed, targets=dataclasses.replace(source.targets, form=form)
+        )
+    return changed
 
 
 def spread(length: int, most: int) -> np.ndarray:

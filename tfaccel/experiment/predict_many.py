@@ -27,12 +27,13 @@ from tfaccel.data.distribute import Loader
 from tfaccel.data.scan.examine import BAD
 from tfaccel.data.scan.files import scan_files, smallest_window
 from tfaccel.data.shards import Plan
-from tfaccel.data.source import Blobs, ImageSource, UnreadableError
+from tfaccel.data.source import Blobs, ImageSource, UnreadableError, as_stored
 from tfaccel.experiment.pieces import Pieces
 from tfaccel.experiment.row_files import Column, form_of
 from tfaccel.experiment.scored import scored
 from tfaccel.export import card
 from tfaccel.export.answers import Answers
+from tfaccel.export.preprocessing import Preprocessing
 from tfaccel.process import waits
 from tfaccel.run import Run
 from tfaccel.runtime.cluster import check_one_process, find
@@ -64,7 +65,8 @@ def predict_many(
       files: the paths of the images, each once.
       output: a new .csv or .parquet file.
       top: the likeliest classes in a row, for images with one class.
-      loader: "dali_gpu", "dali_cpu" or "tf_data"; None for DALI on the device.
+      loader: "dali_gpu", "dali_cpu" or "tf_data"; None for DALI on the device, or for "tf_data" if
+        DALI does not read images of this kind.
       gpu_ids: indices of the GPUs; () for the CPU; None for all GPUs.
       global_batch_size: images of a step over all replicas; None for about `BATCH`.
 
@@ -82,7 +84,12 @@ def predict_many(
     check_one_process(cluster, "predict --output")
     run = Run(RuntimeConfig(gpu_ids=gpu_ids, precision=export.precision), cluster)
     num_replicas, device = run.strategy.num_replicas_in_sync, run.runtime.devices[0]
-    loader = loader or ("dali_cpu" if device.cuda_ordinal is None else "dali_gpu")
+    source = ImageSource(Blobs(paths), np.zeros(len(paths), np.int32), ("unknown",))
+    source = as_stored(source, export.images)
+    if loader is None:
+        loader = "dali_cpu" if device.cuda_ordinal is None else "dali_gpu"
+        if source.images.form is not None:  # DALI does not read such files
+            loader = "tf_data"
     batch = global_batch_size or max(1, BATCH // num_replicas) * num_replicas
     pieces = Pieces(
         output,
@@ -101,7 +108,6 @@ def predict_many(
     with pieces.held():
         if pieces.start:
             summary("predict: continues after %s", counted(pieces.start, "image"))
-        source = ImageSource(Blobs(paths), np.zeros(len(paths), np.int32), ("unknown",))
         report = scan_files(
             source,
             num_workers=run.runtime.loader_threads * num_replicas,
@@ -193,15 +199,7 @@ class _Export:
                 f"{folder} resizes images to {pixels['stored_size']} before it takes the window "
                 "(data.stored_size), which a loader of files does not; predict without --output"
             )
-        images = ImageConfig(
-            image_size=pixels["image_size"],
-            channels=3 if pixels["channels"] == "RGB" else 1,
-            mean=pixels["mean"],
-            std=pixels["std"],
-        )
-        window = {"window": pixels["window"]}
-        if pixels["window"] == "resized_center_crop":
-            window["center_fraction"] = pixels["center_fraction"]
+        how = Preprocessing.from_dict(pixels)
         return cls(
             file,
             tuple(map(str, names)),
@@ -212,8 +210,8 @@ class _Export:
                 exclusive=facts.get("exclusive", True),
                 several=facts.get("task") == "multilabel",
             ),
-            images,
-            AugmentConfig(**window),
+            how.images,
+            how.augment,
             PRECISIONS.get(facts["computes_in"], "float32"),
         )
 

@@ -32,6 +32,7 @@ class Answers:
       exclusive: whether exactly one class is right; if not, each has its own probability.
       mean: for an image, the mean of pixels in 0..1.
       std: for an image, their standard deviation.
+      scale: for an image, what 1 stands for: see `ImageConfig.pixel_scale`.
       class_names: the name of each class, in order; empty if the classes have no names.
       several: whether an image has any number of classes. A single output is then one class.
       target_names: for numbers, the name of each.
@@ -41,6 +42,7 @@ class Answers:
     exclusive: bool = True
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    scale: float = 255.0
     class_names: tuple[str, ...] = ()
     several: bool = False
     target_names: tuple[str, ...] = ()
@@ -58,11 +60,15 @@ class Answers:
         """Returns the answers by name, float32.
 
         They are "probabilities", [rows, ..., classes], and "logits" if the model gives them; or
-        "numbers", [rows, numbers]; or "image", [rows, height, width, channels], in 0 to 255.
+        "numbers", [rows, numbers]; or "image", [rows, height, width, channels], in 0 to
+        255, or as the pixels of the inputs are stored.
         """
         outputs = tf.cast(outputs, tf.float32)
         if self.kind == "image":
-            return {"image": 255 * tf.clip_by_value(outputs * self.std + self.mean, 0.0, 1.0)}
+            image = outputs * self.std + self.mean
+            if self.scale == 1:  # floats, which may have any value
+                return {"image": image}
+            return {"image": self.scale * tf.clip_by_value(image, 0.0, 1.0)}
         if self.kind == "numbers":
             return {"numbers": outputs}
         logits = {"logits": outputs} if self.kind == "logits" else {}
@@ -107,7 +113,7 @@ def answers_of(model: keras.Model, data: ImageData, *, losses: Sequence) -> Answ
         )
     images = data.images
     if data.source.targets is not None and images.targets != "mask":
-        return Answers("image", mean=images.mean, std=images.std)
+        return Answers("image", mean=images.mean, std=images.std, scale=images.pixel_scale)
     if data.source.task == "regression":
         return Answers("numbers", target_names=data.source.target_names)
     loss = keras.losses.get(losses[0]) if losses else None

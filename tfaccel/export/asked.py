@@ -156,6 +156,12 @@ def ask(
         given = _random_inputs(model) if images is None else _checked(model, images)
     else:
         surrounded = _surrounded(model, trained, loader, config.pixel_dtype)
+        if not surrounded.preprocessing.takes_files:
+            notes.append(
+                "the SavedModel takes pixels and no files (serving_default alone), because "
+                "TensorFlow decodes neither TIFF nor .npy files, nor arrays; tfaccel predict reads "
+                "such files itself"
+            )
     keeps_keras = without_keras is None
     return Asked(model, trained, config, names, precision, surrounded, given, notes, keeps_keras)
 
@@ -234,6 +240,12 @@ def _surrounded(
             "remove loader=, and use images=, a batch to compare on"
         )
     how = Preprocessing.of(loader.data)
+    stored = how.images.pixel_dtype
+    if pixel_dtype not in ("float32", stored):
+        raise UserError(
+            f"pixel_dtype={pixel_dtype!r} of the export, but the images have pixels of {stored}; "
+            "use pixel_dtype='float32', which takes the same numbers as float32"
+        )
     return saved_model.Images(
         how, answers_of(model, loader.data, losses=losses_of(trained)), pixel_dtype
     )

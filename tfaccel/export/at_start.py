@@ -36,7 +36,7 @@ from tfaccel.export.asked import affordable, ask, check_model, new_path, why_no_
 from tfaccel.export.kinds import of_each_kind
 from tfaccel.export.parity import DISAGREEMENT_LIMIT, PIXEL_LIMIT
 from tfaccel.export.parting import where_pixels_differ
-from tfaccel.export.preprocessing import Preprocessing
+from tfaccel.export.preprocessing import Preprocessing, how_read
 from tfaccel.export.rehearsal import Rehearsal
 from tfaccel.export.samples import Samples, spread, take_samples
 from tfaccel.export.unfinished import check_can_be_made
@@ -104,7 +104,7 @@ def check_at_start(
             _check_room_for(samples)
             at_end, how = len(spread(len(loader.data.source), most)), asked.images.preprocessing
             _check_pixels(samples, loader.data, how, runtime, of="test", num_at_end=at_end)
-            num = len(samples)
+            num = len(samples.encoded)
         if train is not None:
             num += _check_training(train.data, loader.data, runtime)
         seconds = time.monotonic() - began
@@ -164,7 +164,7 @@ def _check_quickly(model, train: Loader | None, test: Loader | None, runtime: Ru
         data, how = evaluating[0].data, ask(model, ExportConfig(), loader=evaluating[0]).images
         samples = take_samples(data, runtime, NUM_IMAGES, also=_of_each_kind(data, runtime))
         _check_pixels(samples, data, how.preprocessing, runtime, of="test")
-        num += len(samples)
+        num += len(samples.encoded)
     if train in known and train not in evaluating[:1]:
         num += _check_training(train.data, known[0].data, runtime)
     return num
@@ -175,7 +175,7 @@ def _check_training(train: ImageData, test: ImageData, runtime: Runtime) -> int:
     data, how = _plain(train, test, runtime)
     samples = take_samples(data, runtime, len(data.source))
     _check_pixels(samples, data, how, runtime, of="training")
-    return len(samples)
+    return len(samples.encoded)
 
 
 def _needed(model: keras.Model) -> float:
@@ -221,7 +221,7 @@ def _plain(train: ImageData, test: ImageData, runtime: Runtime) -> tuple[ImageDa
         source = decode_all(found, stored_size=images.image_size, num_threads=1, **how)
     augment = AugmentConfig()
     data = dataclasses.replace(test, source=source, found=found, images=images, augment=augment)
-    return data, Preprocessing(images, augment)
+    return data, Preprocessing(images, augment, **how_read(train))
 
 
 def _check_pixels(
@@ -258,7 +258,7 @@ def _check_pixels(
                 ) from ours
             continue
         levels = 255 * (samples.inputs[index].astype(np.float32) * std + mean)
-        apart = float(np.abs(ours - levels).mean())
+        apart = float(np.abs(ours * (255 / data.images.pixel_scale) - levels).mean())
         if apart <= PIXEL_LIMIT:
             continue
         step = "pixels"

@@ -176,9 +176,10 @@ def about_images(model: keras.Model, images: Images, samples: Samples) -> Questi
     """Returns the question for the export of a trained model of images: pixels, and files."""
     settings = images.preprocessing.images
     mean, std = np.array(settings.mean, np.float32), np.array(settings.std, np.float32)
-    levels = 255 * (samples.inputs.astype(np.float32) * std + mean)  # the pipeline's pixels
-    pixels = np.clip(np.rint(levels), 0, 255).astype(np.uint8)
-    of_pixels = _answers(model, images, (pixels / np.float32(255) - mean) / std)
+    scale, dtype = np.float32(settings.pixel_scale), settings.pixel_dtype
+    levels = scale * (samples.inputs.astype(np.float32) * std + mean)  # the pipeline's pixels
+    pixels = levels if dtype == "float32" else np.clip(np.rint(levels), 0, scale).astype(dtype)
+    of_pixels = _answers(model, images, (pixels / scale - mean) / std)
     of_samples = _answers(model, images, samples.inputs)
     tolerance = _tolerance(model)
 
@@ -186,9 +187,14 @@ def about_images(model: keras.Model, images: Images, samples: Samples) -> Questi
         served, onnx, graph = (
             _of(name, answers) for name in ("serving_default", "onnx", "preprocess")
         )
-        normalised = (graph["pixels"][: len(graph["inputs"])] / np.float32(255) - mean) / std
+        same_model = [_same_inputs("model", of_pixels, served, tolerance)]
+        if onnx:
+            same_model.append(_same_inputs("ONNX", served, onnx, tolerance))
+        if not samples.encoded:  # the export takes no files
+            return Parity(len(samples), tuple(same_model))
+        normalised = (graph["pixels"][: len(graph["inputs"])] / scale - mean) / std
         decoded = np.delete(np.arange(len(samples)), answers["failed"])
-        apart = np.abs(graph["pixels"] - levels[decoded])
+        apart = np.abs(graph["pixels"] - levels[decoded]) * (255 / scale)
         of_each = apart.mean(axis=(1, 2, 3))
         of_files = {name: each[decoded] for name, each in of_samples.items()}
         labels = None if samples.labels is None else samples.labels[decoded]
@@ -201,11 +207,11 @@ def about_images(model: keras.Model, images: Images, samples: Samples) -> Questi
             _relative(
                 "normalisation", {"": normalised}, {"": graph["inputs"]}, NORMALISATION_LIMIT
             ),
-            _same_inputs("model", of_pixels, served, tolerance),
+            same_model[0],
             *same_files("", received=_of("predict_bytes", answers)),
+            *same_model[1:],
         ]
         if onnx:
-            checks.append(_same_inputs("ONNX", served, onnx, tolerance))
             of_onnx = _of("onnx_bytes", answers)
             checks += same_files("ONNX ", received=of_onnx)
         return Parity(len(samples), tuple(checks), int(decoded[of_each.argmax()]))
@@ -249,7 +255,8 @@ def _same_files(
 ) -> list[Check]:
     kind = images.answers.kind
     if kind == "image":
-        apart = float(np.abs(expected[kind] - received[kind]).mean(axis=(1, 2, 3)).max())
+        apart = np.abs(expected[kind] - received[kind]).mean(axis=(1, 2, 3))
+        apart = float(apart.max() * 255 / images.answers.scale)
         words = f"the worst image differs by {apart:.2f} of 255 grey levels, from the same files"
         return [Check(f"{prefix}answers", apart, PIXEL_LIMIT, words)]
     if kind == "numbers":

@@ -49,6 +49,7 @@ def where_pixels_differ(
         stores = preprocessing.stored_size if name == "resize" else None
         of_export = dataclasses.replace(preprocessing, **made, stored_size=stores)
         ours = of_export.pixels(tf.constant([encoded])).numpy().astype(np.float32)
+        ours *= 255 / images.pixel_scale
         theirs = 255 * _of_pipeline(source, stored_size, data, made, runtime)
         if np.abs(ours - theirs).mean() > PIXEL_LIMIT:
             return name

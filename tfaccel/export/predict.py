@@ -21,8 +21,10 @@ from tfaccel.common.literal_path import literal
 from tfaccel.common.regular_file import check_regular, read_regular
 from tfaccel.common.report import in_lines
 from tfaccel.common.tables import in_figures
+from tfaccel.data import raster
 from tfaccel.export import card
 from tfaccel.export.asked_images import find_export
+from tfaccel.export.preprocessing import Preprocessing
 from tfaccel.runtime import devices as runtime
 
 ROWS = 32  # files in one request
@@ -111,7 +113,13 @@ class Predictor:
                 self._loaded = tf.saved_model.load(plain)
         except (OSError, ValueError, tf.errors.OpError) as error:
             raise UserError(f"{folder} cannot be loaded ({error}); export it again") from error
-        self._answer = self._loaded.signatures.get("predict_bytes")
+        signatures = self._loaded.signatures
+        self._answer = signatures.get("predict_bytes")
+        pixels = facts.get("preprocessing")
+        self._reads = None  # what reads files that the export cannot decode
+        if pixels and not pixels["formats"]:
+            self._reads = Preprocessing.from_dict(pixels)
+            self._answer = signatures.get("serving_default")
         given = self._answer.structured_outputs if self._answer else {}
         self._name = "numbers" if "numbers" in given else "probabilities"
         shape = given.get(self._name)
@@ -146,6 +154,8 @@ class Predictor:
         """Returns each file's probabilities or numbers, or why it cannot be decoded."""
         if not encoded:
             return []
+        if self._reads is not None:
+            return [self._of_raster(each) for each in encoded]
         try:
             return list(self._answer(image_bytes=tf.constant(encoded))[self._name].numpy())
         except tf.errors.OpError as error:
@@ -153,6 +163,16 @@ class Predictor:
                 return [_in_words(error)]
             # One of the files failed. Ask for each alone, to find out which and why.
             return [answer for each in encoded for answer in self._ask([each])]
+
+    def _of_raster(self, encoded: bytes) -> np.ndarray | str:
+        """Returns the probabilities or numbers of a file that is read as it is stored."""
+        try:
+            pixels = raster.read_as(encoded, raster.form_of(self._reads.images))
+        except raster.FAULTS as error:
+            return raster.cause(error)
+        taken = self._answer.structured_input_signature[1]["image"].dtype
+        window = tf.cast(self._reads.window_of(tf.constant(pixels)), taken)
+        return self._answer(image=window[None])[self._name].numpy()[0]
 
 
 def _read(path: str) -> bytes | str:

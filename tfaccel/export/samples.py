@@ -18,7 +18,7 @@ from tfaccel.data.placement import Placement
 from tfaccel.data.shards import Plan
 from tfaccel.data.source import Blobs, ImageSource
 from tfaccel.data.sources.pillow import UNREADABLE, cause, decoded
-from tfaccel.export.preprocessing import PNG_SIGNATURE
+from tfaccel.export.preprocessing import PNG_SIGNATURE, how_read
 from tfaccel.runtime.devices import Runtime
 
 JPEG_SIGNATURE = b"\xff\xd8\xff"
@@ -30,7 +30,8 @@ class Samples:
 
     Attributes:
       names: the name of each image, for messages.
-      encoded: the file of each image; a PNG of the same pixels if it is neither JPEG nor PNG.
+      encoded: the file of each image; a PNG of the same pixels if it is neither JPEG nor PNG. Empty
+        if an export cannot decode the files: see `Preprocessing.takes_files`.
       inputs: [num, height, width, channels], the model's inputs from the pipeline.
       source: a source of these image files; None if there are only arrays.
       labels: the class of each image, [num]; several labels of it, [num, labels]; or None.
@@ -74,9 +75,14 @@ def take_samples(
     is_encoded = isinstance(found, ImageSource)
     if is_encoded:
         names = [found.images.name(index) for index in range(len(ids))]
-        encoded = [_as_jpeg_or_png(found.images, index) for index in range(len(ids))]
     else:
         names = [f"image {index}" for index in ids]
+    encoded = []
+    if not how_read(data)["takes_files"]:
+        pass  # an export takes their pixels
+    elif is_encoded:
+        encoded = [_as_jpeg_or_png(found.images, index) for index in range(len(ids))]
+    else:
         encoded = [_png(PIL.Image.fromarray(_plain(each))) for each in found.images]
     inputs = _inputs(dataclasses.replace(data, source=source), runtime)
     return Samples(names, encoded, inputs, found if is_encoded else None, source.labels)

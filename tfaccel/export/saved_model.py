@@ -9,6 +9,9 @@ The signatures of a model of images:
   preprocess       from the same files to the uint8 pixels that serving_default takes, and to the
                    float32 inputs of the model itself
 
+Images of other than 8 bits, or of other than 1 or 3 channels, have their own range and dtype. If
+their files are not all PNG, only serving_default is written, as TensorFlow cannot decode them.
+
 Any other model has only serving_default, from its own inputs to its own outputs in float32, named
 by `input_names` and `outputs_by_name`.
 """
@@ -35,7 +38,8 @@ class Images:
     Attributes:
       preprocessing: from files to the model's inputs.
       answers: from the model's outputs to the answers.
-      pixel_dtype: the dtype of the pixels that `serving_default` takes: "float32" or "uint8".
+      pixel_dtype: the dtype of the pixels that `serving_default` takes: "float32", "uint8" or
+        "uint16".
     """
 
     preprocessing: Preprocessing
@@ -142,6 +146,8 @@ def _endpoints(
         return {"serve": (compiled(serve) if xla else serve, specs)}
     answer, specs = pixels_to_answers(model, images)
     answer = compiled(answer) if xla else answer
+    if not images.preprocessing.takes_files:
+        return {"serve": (answer, specs)}
     preprocessing, (pixels,) = images.preprocessing, specs
 
     def predict_bytes(image_bytes):

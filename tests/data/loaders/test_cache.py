@@ -195,7 +195,7 @@ def test_of_two_processes_one_decodes_and_the_other_waits(source, folder):
     assert [each.stdout.readline() for each in processes] == ["ready\n"] * 2
     # Both are held at the lock until both wait for it.
     key = cache._key(
-        source, cache.shapes(source, stored_size=(9, 7), channels=3, targets="image"), "image", 2
+        source, cache.forms(source, stored_size=(9, 7), channels=3, targets="image"), "image", 2
     )
     with open(folder / f"{key}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -215,7 +215,7 @@ def test_of_two_processes_one_decodes_and_the_other_waits(source, folder):
 def test_what_a_dead_process_left_is_no_hindrance(source, folder):
     folder.mkdir()
     key = cache._key(
-        source, cache.shapes(source, stored_size=(9, 7), channels=3, targets="image"), "image", 2
+        source, cache.forms(source, stored_size=(9, 7), channels=3, targets="image"), "image", 2
     )
     (folder / f"{key}.part").mkdir()
     (folder / f"{key}.part" / "images.npy").write_bytes(b"half of it")

@@ -28,7 +28,7 @@ from tfaccel.data.loaders.dali_handoff import Handoff
 from tfaccel.data.placement import Placement
 from tfaccel.data.shards import Plan
 from tfaccel.data.source import Blobs, ImageSource, UnreadableError
-from tfaccel.data.sources.pillow import IMAGE_SUFFIXES
+from tfaccel.data.sources.pillow import PILLOW_SUFFIXES
 from tfaccel.runtime.devices import Device
 
 CPU = Device("/cpu:0", None)
@@ -310,7 +310,7 @@ def test_grey_and_transparent_files_among_colour_ones(pixels, tmp_path, device):
 
 def test_every_format_is_cut_by_its_header(pixels, tmp_path, device):
     smooth = [PIL.Image.fromarray(each).resize((5, 4)).resize((50, 40)) for each in pixels]
-    files = [str(tmp_path / f"{index}{each}") for index, each in enumerate(IMAGE_SUFFIXES)]
+    files = [str(tmp_path / f"{index}{each}") for index, each in enumerate(PILLOW_SUFFIXES)]
     for image, file in zip(smooth, files, strict=False):
         image.save(file)
     decoded = [np.asarray(PIL.Image.open(file)) for file in files]

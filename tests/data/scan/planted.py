@@ -132,4 +132,4 @@ def kind_of(name):
 
 
 # Kinds that no bytes have by themselves.
-NOT_OF_BYTES = {"not_a_mask", "missing", "unreadable", "two_sizes", "small"}
+NOT_OF_BYTES = {"not_a_mask", "other_form", "missing", "unreadable", "two_sizes", "small"}

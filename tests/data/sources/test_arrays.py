@@ -23,6 +23,18 @@ def test_grey_images_get_a_channel_and_columns_of_labels_lose_theirs():
     assert source.class_names == ("x", "y", "z", "never")
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+def test_any_number_of_channels_and_three_dtypes_are_taken(tmp_path, dtype):
+    images = np.concatenate([IMAGES, IMAGES], axis=-1)[..., :5].astype(dtype)
+    assert arrays(images, LABELS).images is images
+    for index, name in enumerate("aba"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        np.save(tmp_path / name / f"{index}.npy", images[index])
+    found = npy_folders(tmp_path).images
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, images[[0, 2, 1]])
+
+
 def test_maps_files_and_a_folder_of_them(tmp_path):
     np.save(tmp_path / "images.npy", IMAGES)
     np.save(tmp_path / "labels.npy", LABELS)
@@ -49,10 +61,14 @@ def test_pairs_have_targets_and_no_labels(tmp_path):
     [
         (IMAGES, {}, "received neither labels nor targets"),
         (IMAGES, {"labels": LABELS, "targets": IMAGES}, "received both labels and targets"),
-        (IMAGES / 255, {"labels": LABELS}, "images are float64; expected uint8 in 0..255: if"),
+        (
+            IMAGES / 255,
+            {"labels": LABELS},
+            "images are float64; expected uint8 in 0..255, uint16 or float32: use",
+        ),
         (IMAGES.astype(int), {"labels": LABELS}, "images are int64"),
         (IMAGES[0, 0], {"labels": LABELS}, "images have the shape (5, 3); expected [num_examples"),
-        (IMAGES[..., :2], {"labels": LABELS}, "the shape (3, 4, 5, 2)"),
+        (IMAGES.astype(">u2"), {"labels": LABELS}, "images are uint16; expected"),
         (IMAGES[:0], {"labels": LABELS[:0]}, "at least one example"),
         (IMAGES, {"labels": LABELS[:2]}, "labels have the shape (2,); expected (3,)"),
         (IMAGES, {"labels": np.eye(3)}, "labels.argmax(axis=1)"),

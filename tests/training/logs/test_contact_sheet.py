@@ -7,7 +7,14 @@ import PIL.Image
 import pytest
 
 from tfaccel.config import ImageConfig
-from tfaccel.training.logs.contact_sheet import CAPTION_HEIGHT, GAP, MARGIN, write, write_batch
+from tfaccel.training.logs.contact_sheet import (
+    CAPTION_HEIGHT,
+    GAP,
+    MARGIN,
+    in_unit_range,
+    write,
+    write_batch,
+)
 
 
 def read(path):
@@ -115,3 +122,19 @@ def test_a_loaders_batch_loses_its_normalisation(targets, tmp_path):
     right = MARGIN + 128 + GAP
     shown = sheet[MARGIN : MARGIN + 128, right : right + 128]
     np.testing.assert_array_equal(shown, pixels[0, :, ::-1] if targets == "image" else 0 * shown)
+
+
+def test_three_of_five_channels_are_shown_and_one_of_two(tmp_path):
+    levels = np.linspace(0, 1, 8 * 8 * 5, dtype=np.float32).reshape(1, 8, 8, 5)
+    for channels, like in ((5, levels[..., :3]), (4, levels[..., :3]), (2, levels[..., :1])):
+        write(tmp_path / "mine.png", levels[..., :channels], ["a"])
+        write(tmp_path / "like.png", like, ["a"])
+        assert (tmp_path / "mine.png").read_bytes() == (tmp_path / "like.png").read_bytes()
+
+
+def test_floats_are_shown_from_the_least_to_the_largest_of_their_channel():
+    settings = ImageConfig(image_size=(2, 2), channels=2, pixel_dtype="float32", mean=5, std=2)
+    pixels = np.array([[[-3.0, 100.0], [1.0, 300.0]], [[np.nan, np.inf], [-1.0, 200.0]]])[None]
+    found = in_unit_range((pixels - 5) / 2, settings)
+    np.testing.assert_allclose(found[0, 0], [[0, 0], [1, 1]], atol=1e-6)
+    np.testing.assert_allclose(found[0, 1, 1], [0.5, 0.5], atol=1e-6)

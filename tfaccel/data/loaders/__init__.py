@@ -13,7 +13,8 @@ iterator that knows no epochs and draws no random numbers. It takes:
 It yields (image, label) or, for pairs, (image, target), on the replica's device. A batch always has
 the plan's `rows_per_replica` rows:
 
-  image: [rows, height, width, channels] float16 or float32, (pixel / 255 - mean) / std.
+  image: [rows, height, width, channels] float16 or float32, (pixel / 255 - mean) / std,
+    or with another divisor: see `ImageConfig.pixel_scale`.
   label: one class, [rows] int64 (TensorFlow passes int32 between functions through the host, so
     that each step would wait for the GPU); or several classes or numbers, [rows, labels] float32.
   target: like image; if images.targets is "mask", [rows, height, width, 1] uint8, the grey levels

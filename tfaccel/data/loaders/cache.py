@@ -32,12 +32,12 @@ from tfaccel.common.own_files import open_own
 from tfaccel.common.regular_file import check_regular
 from tfaccel.common.run_log import summary
 from tfaccel.data.file_names import FileNames
-from tfaccel.data.loaders.decode import decode_into, shapes
+from tfaccel.data.loaders.decode import Form, decode_into, forms
 from tfaccel.data.source import ArraySource, Blobs, ImageSource
 from tfaccel.process import waits
 from tfaccel.process.cache_folder import cache_folder
 
-VERSION = 2  # changes whenever the same key would mean other bytes
+VERSION = 3  # changes whenever the same key would mean other bytes
 FILES_AT_A_TIME = 1024  # files that one thread asks for sizes and times
 BLOCK_BYTES = 2**24  # bytes under one checksum
 SPARE_BYTES = 2**26  # disk space that is left free, for the manifest and other programs
@@ -101,21 +101,21 @@ def stored(
       OSError: the files cannot be written.
       UnreadableError, UserError: as in `cached`.
     """
-    shape_of, targets = shapes(source, **settings), settings["targets"]
-    home = folder / _key(source, shape_of, targets, num_threads)
-    if _is_whole(home, shape_of, num_threads):
+    form_of, targets = forms(source, **settings), settings["targets"]
+    home = folder / _key(source, form_of, targets, num_threads)
+    if _is_whole(home, form_of, num_threads):
         return home
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(home.with_suffix(".lock")):
-        if not _is_whole(home, shape_of, num_threads):  # another process may have just made it
+        if not _is_whole(home, form_of, num_threads):  # another process may have just made it
             if make_room is not None:
-                make_room(folder, sum(int(np.prod(each)) for each in shape_of.values()))
-            _build(home, shape_of, source, targets=targets, num_threads=num_threads)
+                make_room(folder, sum(each.num_bytes for each in form_of.values()))
+            _build(home, form_of, source, targets=targets, num_threads=num_threads)
     return home
 
 
-def _key(source: ImageSource, shape_of: dict, targets: str, num_threads: int) -> str:
-    digest = hashlib.blake2b(repr((VERSION, shape_of, targets)).encode(), digest_size=16)
+def _key(source: ImageSource, form_of: dict, targets: str, num_threads: int) -> str:
+    digest = hashlib.blake2b(repr((VERSION, form_of, targets)).encode(), digest_size=16)
     for blobs in filter(None, (source.images, source.targets)):
         identify(digest, blobs, num_threads)
     return digest.hexdigest()
@@ -164,7 +164,7 @@ def _alone(lock: pathlib.Path) -> Iterator[None]:
         yield
 
 
-def _build(home: pathlib.Path, shape_of: dict, source, *, targets: str, num_threads: int) -> None:
+def _build(home: pathlib.Path, form_of: dict, source, *, targets: str, num_threads: int) -> None:
     """Writes the cache under another name, and renames it when it is complete."""
     part, began = home.with_suffix(".part"), time.monotonic()
     for leftover in (part, home):  # of a process that was killed, or damaged
@@ -172,9 +172,9 @@ def _build(home: pathlib.Path, shape_of: dict, source, *, targets: str, num_thre
             shutil.rmtree(leftover)
     part.mkdir()
     try:
-        files = {name: part / f"{name}.npy" for name in shape_of}
-        arrays = {name: _reserved(files[name], shape) for name, shape in shape_of.items()}
-        with waits.on("decoding the images into the cache", of=f"{len(source)} of {shape_of}"):
+        files = {name: part / f"{name}.npy" for name in form_of}
+        arrays = {name: _reserved(files[name], form) for name, form in form_of.items()}
+        with waits.on("decoding the images into the cache", of=f"{len(source)} of {form_of}"):
             decode_into(arrays, source, targets=targets, num_threads=num_threads)
         # The files are not flushed, because that may wait for everything else that is written to
         # the disk. After a power failure, the checksums show which bytes are lost.
@@ -188,27 +188,27 @@ def _build(home: pathlib.Path, shape_of: dict, source, *, targets: str, num_thre
         "cache: decoded %d images into %s, %.0f MiB, in %.1f s",
         len(source),
         home,
-        sum(map(np.prod, shape_of.values())) / 2**20,
+        sum(each.num_bytes for each in form_of.values()) / 2**20,
         time.monotonic() - began,
     )
 
 
-def _reserved(file: pathlib.Path, shape: tuple[int, ...]) -> np.memmap:
+def _reserved(file: pathlib.Path, form: Form) -> np.memmap:
     """Returns a new mapped array with reserved disk space; on a full disk, a write would crash.
 
     Raises:
       OSError: there is not enough space.
     """
-    free, needed = shutil.disk_usage(file.parent).free, int(np.prod(shape)) + SPARE_BYTES
+    free, needed = shutil.disk_usage(file.parent).free, form.num_bytes + SPARE_BYTES
     if free < needed:
         raise OSError(f"they need {needed / 2**20:.0f} MiB, but {free / 2**20:.0f} MiB are free")
-    array = np.lib.format.open_memmap(file, mode="w+", dtype=np.uint8, shape=shape)
+    array = np.lib.format.open_memmap(file, mode="w+", dtype=form.dtype, shape=form.shape)
     with open(file, "r+b") as opened:
         os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
     return array
 
 
-def _is_whole(home: pathlib.Path, shape_of: dict, num_threads: int) -> bool:
+def _is_whole(home: pathlib.Path, form_of: dict, num_threads: int) -> bool:
     """Returns whether the arrays are complete and unchanged, and warns if they are damaged."""
     if not home.exists():
         return False
@@ -222,8 +222,9 @@ def _is_whole(home: pathlib.Path, shape_of: dict, num_threads: int) -> bool:
                     raise ValueError(f"{name}.npy has changed since it was written")
             _checked.add(version)
             log.info("cache: %s is used; checked in %.1f s", home, time.monotonic() - began)
-        if {name: each.shape for name, each in arrays_in(home).items()} != shape_of:
-            raise ValueError("its arrays have other shapes than expected")
+        found = {name: Form(each.shape, each.dtype.name) for name, each in arrays_in(home).items()}
+        if found != form_of:
+            raise ValueError("its arrays have other shapes or data types than expected")
         return True
     except Exception as error:  # a reader of a damaged file may raise anything
         log.warning("cache: %s is damaged (%s) and will be written again", home, error)

@@ -1,17 +1,20 @@
-"""Decodes images into uint8 arrays of one size, once, with Pillow.
+"""Decodes images into arrays of one size, once, with Pillow or by raster.py.
 
-arrays = {"images": np.empty(shape, np.uint8)}
+arrays = {name: np.empty(*form) for name, form in forms(source, ...).items()}
 decode_into(arrays, source, targets="image", num_threads=8)
 """
 
 import contextlib
 import functools
 import io
+import math
+from typing import NamedTuple
 
 import numpy as np
 import PIL.Image
 
 from tfaccel.common.errors import UserError
+from tfaccel.data import raster
 from tfaccel.data.loaders.windows import nearest_index
 from tfaccel.data.source import ImageSource, UnreadableError
 from tfaccel.data.sources.pillow import cause, decoded, deep, unfit_mask
@@ -21,20 +24,33 @@ from tfaccel.process import waits
 BLOCK = 32  # images that a thread decodes together: 50 ms for photographs
 
 
-def shapes(
+class Form(NamedTuple):
+    """The shape of an array, [num_examples, height, width, channels], and its dtype."""
+
+    shape: tuple[int, int, int, int]
+    dtype: str
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of the array."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+def forms(
     source: ImageSource, *, stored_size: tuple[int, int], channels: int, targets: str
-) -> dict[str, tuple[int, int, int, int]]:
-    """Returns the shapes of the arrays for a source: "images" and, for pairs, "targets".
+) -> dict[str, Form]:
+    """Returns the forms of the arrays for a source: "images" and, for pairs, "targets".
 
     Args:
       source: the encoded images.
       stored_size: (height, width) to which each image is resized.
-      channels: channels of the inputs, 1 or 3.
+      channels: channels of the inputs.
       targets: "image" for targets with the channels of the inputs, or "mask" for one channel.
     """
-    found = {"images": (len(source), *stored_size, channels)}
+    found = {"images": Form((len(source), *stored_size, channels), source.images.dtype)}
     if source.targets is not None:
-        found["targets"] = (len(source), *stored_size, 1 if targets == "mask" else channels)
+        channels = 1 if targets == "mask" else channels
+        found["targets"] = Form((len(source), *stored_size, channels), source.targets.dtype)
     return found
 
 
@@ -44,8 +60,7 @@ def decode_into(
     """Decodes every image, and resizes it as the window "stretch" does.
 
     Args:
-      arrays: uint8 arrays with the shapes of `shapes`, which are filled. Masks are resized to the
-        nearest pixels.
+      arrays: arrays of the `forms`, which are filled. Masks are resized to the nearest pixels.
       source: the encoded images.
       targets: "image" or "mask".
       num_threads: number of threads that decode, if they are faster than one.
@@ -78,7 +93,11 @@ def _decode_block(arrays, source, targets, start: int) -> dict[int, str]:
         sizes = []
         for name, blobs, is_mask in parts:
             try:
-                sizes.append(_decode(arrays[name][index], blobs.read(index), nearest=is_mask))
+                out, data = arrays[name][index], blobs.read(index)
+                if blobs.form is not None:
+                    sizes.append(_decode_raster(out, data, blobs.form))
+                else:
+                    sizes.append(_decode(out, data, nearest=is_mask))
             except MemoryError:  # the file is not at fault
                 raise
             except Exception as error:  # Pillow raises nearly anything for a damaged file
@@ -104,6 +123,29 @@ def _decode(out: np.ndarray, data: bytes, *, nearest: bool) -> tuple[int, int]:
         resized = image.resize((width, height), PIL.Image.Resampling.BILINEAR)  # antialiased
         out[:] = np.asarray(resized).reshape(out.shape)
     return image.height, image.width
+
+
+def _decode_raster(out: np.ndarray, data: bytes, form: raster.RasterForm) -> tuple[int, int]:
+    """Fills [height, width, channels] with an image that is read as it is stored."""
+    pixels = raster.read_as(data, form)
+    out[:] = resized(pixels, out.shape[:2])
+    return pixels.shape[:2]
+
+
+def resized(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Returns [height, width, channels] of any dtype resized as Pillow does it: antialiased.
+
+    Whole numbers are computed in float32, which holds 16 bits exactly, and rounded.
+    """
+    if pixels.shape[:2] == tuple(size):
+        return pixels
+    found = np.empty((*size, pixels.shape[2]), np.float32)
+    for channel in range(pixels.shape[2]):
+        image = PIL.Image.fromarray(np.ascontiguousarray(pixels[..., channel], np.float32))
+        found[..., channel] = image.resize(size[::-1], PIL.Image.Resampling.BILINEAR)
+    if pixels.dtype.kind == "f":
+        return found
+    return np.clip(found + 0.5, 0, np.iinfo(pixels.dtype).max).astype(pixels.dtype)
 
 
 def two_sizes(source: ImageSource, index: int, size, target_size) -> str:

@@ -23,7 +23,7 @@ from tfaccel.common.errors import UserError
 from tfaccel.common.run_log import summary
 from tfaccel.data.free_memory import mib
 from tfaccel.data.loaders.cache import arrays_in, stored
-from tfaccel.data.loaders.decode import decode_into, shapes
+from tfaccel.data.loaders.decode import decode_into, forms
 from tfaccel.data.loaders.memory import decode_all
 from tfaccel.data.source import ArraySource, ImageSource, spread
 from tfaccel.process.cache_folder import cache_folder
@@ -56,7 +56,7 @@ def kept(
     if seconds < LEAST_S:
         return decode_all(source, num_threads=num_threads, **settings)
     folder = cache_folder("kept").absolute()
-    needed = sum(int(np.prod(each)) for each in shapes(source, **settings).values())
+    needed = sum(each.num_bytes for each in forms(source, **settings).values())
     try:
         home = stored(
             source, folder=folder, num_threads=num_threads, make_room=_make_room, **settings
@@ -87,7 +87,7 @@ def kept(
 def _seconds(source: ImageSource, settings: dict) -> float:
     """Returns how long one thread would take to decode all images, estimated from a sample."""
     sample = source.taken(spread(len(source), NUM_TIMED))
-    arrays = {name: np.empty(shape, np.uint8) for name, shape in shapes(sample, **settings).items()}
+    arrays = {name: np.empty(*form) for name, form in forms(sample, **settings).items()}
     began = time.thread_time()
     try:
         decode_into(arrays, sample, targets=settings["targets"], num_threads=1)

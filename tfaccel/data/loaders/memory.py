@@ -26,7 +26,7 @@ from tfaccel.config import CROPS, AugmentConfig, ImageConfig
 from tfaccel.data.deferred import Deferred, span, stacked
 from tfaccel.data.feed import Feed
 from tfaccel.data.loaders import pixels
-from tfaccel.data.loaders.decode import decode_into, shapes
+from tfaccel.data.loaders.decode import decode_into, forms
 from tfaccel.data.loaders.host import HostStream
 from tfaccel.data.loaders.windows import windows
 from tfaccel.data.placement import Placement
@@ -133,7 +133,7 @@ def decode_all(
     Args:
       source: the encoded images.
       stored_size: (height, width) to which each image is resized, as with the window "stretch".
-      channels: channels of the inputs, 1 or 3.
+      channels: channels of the inputs.
       targets: "image" or "mask", for pairs.
       num_threads: number of threads that decode.
 
@@ -142,8 +142,8 @@ def decode_all(
       UserError: the images of a pair differ in size.
     """
     began = time.monotonic()
-    shape_of = shapes(source, stored_size=stored_size, channels=channels, targets=targets)
-    arrays = {name: np.empty(shape, np.uint8) for name, shape in shape_of.items()}
+    form_of = forms(source, stored_size=stored_size, channels=channels, targets=targets)
+    arrays = {name: np.empty(*form) for name, form in form_of.items()}
     with waits.on("decoding the images into memory", of=f"{len(source)} of {stored_size}"):
         decode_into(arrays, source, targets=targets, num_threads=num_threads)
     log.info(
@@ -157,6 +157,15 @@ def decode_all(
 
 def _check(source: ArraySource, images: ImageConfig, augment: AugmentConfig) -> None:
     height, width, channels = source.images.shape[1:]
+    parts = {"images": source.images, "targets": source.targets}
+    if images.targets == "mask":
+        del parts["targets"]
+    for name, array in parts.items():
+        if array is not None and array.dtype != images.pixel_dtype:
+            raise UserError(
+                f"pixel_dtype={images.pixel_dtype!r}, but the arrays have {name} of "
+                f"{array.dtype.name}; use pixel_dtype={array.dtype.name!r}, or convert them"
+            )
     if channels != images.channels:
         raise UserError(
             f"channels={images.channels}, but the arrays have {channels}; use channels={channels}"

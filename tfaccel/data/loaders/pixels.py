@@ -1,6 +1,6 @@
 """Makes batches from decoded images and their draws, with TensorFlow operations for any device.
 
-The images are uint8 of one size, and the draws come from a Feed.
+The images are of one size, uint8, uint16 or float32, and the draws come from a Feed.
 
     image, label = examples(pixels, label, draws, images=images, augment=augment, dtype="float16")
 
@@ -15,7 +15,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.config import CROPS, AugmentConfig, ImageConfig
+from tfaccel.config import CROPS, PIXEL_SCALES, AugmentConfig, ImageConfig
 from tfaccel.data.draws import ATTEMPTS, LEVEL_KINDS, for_target
 from tfaccel.data.loaders import grey_levels
 from tfaccel.data.loaders.apart import apart
@@ -64,7 +64,7 @@ def examples(
     """Returns (image, label) or, for pairs, (image, target).
 
     Args:
-      pixels: [rows, height, width, channels] uint8.
+      pixels: [rows, height, width, channels] of `images.pixel_dtype`.
       second: the labels, [rows] int64 or [rows, labels] float32; or the targets, like `pixels`.
       draws: the feed's draws by kind; see `draws.kinds`.
       images: size, channels, mean and std of images, and the kind of targets.
@@ -92,13 +92,14 @@ def augmented(
     """Returns [rows, *image_size, channels]: the resized window with all augmentation.
 
     Args:
-      pixels: [rows, height, width, channels] uint8.
+      pixels: [rows, height, width, channels] of `images.pixel_dtype`; for a mask uint8.
       draws: the feed's draws by kind.
-      images: size, channels, mean and std.
+      images: size, channels, dtype, mean and std.
       augment: the window that is taken, and the operations on grey levels.
       dtype: dtype of an image.
       on_gpu: whether the device is a GPU.
-      kind: "image" for interpolated and normalised pixels, (pixel / 255 - mean) / std; "mask" for
+      kind: "image" for interpolated and normalised pixels, (pixel / 255 - mean) / std, or with
+        another `images.pixel_scale` than 255; "mask" for
         the values of the nearest pixels, uint8.
     """
     is_mask = kind == "mask"
@@ -110,7 +111,7 @@ def augmented(
     dtype = "uint8" if is_mask else dtype
     mirror, color = draws.get("mirror"), draws.get("color")
     if not has_level_draws(draws):
-        return _finished(pixels, mirror, color, mean, std, dtype)
+        return _finished(pixels, mirror, color, mean, std, dtype, images.pixel_dtype)
     pixels = _whole_levels(pixels, mirror, color)
     settings = {"images": images, "augment": augment, "on_gpu": on_gpu, "kind": kind}
     return of_levels(pixels, draws, dtype=dtype, **settings)
@@ -144,7 +145,8 @@ def of_levels(
     )
     if is_mask:
         return pixels
-    return _finished(pixels, None, None, tuple(images.mean), tuple(images.std), dtype)
+    mean, std = tuple(images.mean), tuple(images.std)
+    return _finished(pixels, None, None, mean, std, dtype, images.pixel_dtype)
 
 
 # Windows. Places and sizes are pairs, vertical first, computed in float64, as in every loader. The
@@ -223,6 +225,9 @@ def resizes(source_size, image_size, augment: AugmentConfig) -> bool:
 def _windows(pixels, draws, image_size, augment, *, nearest):
     """Returns the windows at `image_size`: float32 if they are interpolated, else uint8."""
     source_size = tuple(pixels.shape[1:3])
+    # float16 halves the bytes between the axes. Its rounding is below 0.07 of 255 levels. It does
+    # not hold 16 bits.
+    between = "float16" if pixels.dtype == tf.uint8 else "float32"
     if "window" in draws:
         corner, size = _random_windows(draws["window"], source_size, image_size, augment)
         shrink = [old / new for old, new in zip(source_size, image_size, strict=True)]
@@ -238,8 +243,7 @@ def _windows(pixels, draws, image_size, augment, *, nearest):
     for axis in (0, 1):  # rows first, because a row is contiguous in memory
         taps = _nearest_tap if nearest else functools.partial(_taps, shrink=shrink[axis])
         index, weight = taps(corner[:, axis], size[:, axis], image_size[axis])
-        # float16 halves the bytes between the axes. Its rounding is below 0.07 of 255 levels.
-        pixels = _weighted(pixels, index, weight, axis + 1, "float16" if axis == 0 else "float32")
+        pixels = _weighted(pixels, index, weight, axis + 1, between if axis == 0 else "float32")
     return pixels
 
 
@@ -328,16 +332,16 @@ def _weighted(pixels, index, weight, axis: int, dtype: str):
 
 
 @_compiled
-def _finished(pixels, mirror, color, mean: tuple, std: tuple, dtype: str):
-    """Mirrors, colours and normalises. A mask, which is uint8, is only mirrored."""
+def _finished(pixels, mirror, color, mean: tuple, std: tuple, dtype: str, pixel_dtype: str):
+    """Mirrors, colours and normalises. A mask, of the dtype uint8, is only mirrored."""
     if mirror is not None:
         pixels = _mirrored(pixels, mirror)
     if dtype == "uint8":
         return tf.cast(pixels, tf.uint8)
     pixels = tf.cast(pixels, tf.float32)
     if color is not None:
-        pixels = _colored(pixels, color)
-    return tf.cast(normalized(pixels, mean, std), dtype)
+        pixels = _colored(pixels, color, pixel_dtype)
+    return tf.cast(normalized(pixels, mean, std, PIXEL_SCALES[pixel_dtype]), dtype)
 
 
 @apart
@@ -350,10 +354,18 @@ def _whole_levels(pixels, mirror, color):
     return pixels if pixels.dtype == tf.uint8 else tf.cast(pixels + 0.5, tf.uint8)
 
 
-def normalized(pixels, mean: tuple, std: tuple):
-    """Returns (pixel / 255 - mean) / std for each channel, float32, as one product and one sum."""
+def normalized(pixels, mean: tuple, std: tuple, scale: float):
+    """Returns (pixel / scale - mean) / std for each channel, float32, as one product and one sum.
+
+    Args:
+      pixels: [..., channels], of any dtype.
+      mean, std: a number for each channel.
+      scale: 255 for 8 bits; see `ImageConfig.pixel_scale`.
+    """
     mean, std = np.array(mean, np.float32), np.array(std, np.float32)
-    return tf.cast(pixels, tf.float32) * (1 / (255 * std)) - mean / std
+    if scale == 1:  # floats of any range: their difference from the mean loses nothing
+        return (tf.cast(pixels, tf.float32) - mean) / std
+    return tf.cast(pixels, tf.float32) * (1 / (np.float32(scale) * std)) - mean / std
 
 
 def _mirrored(pixels, flags):
@@ -364,14 +376,22 @@ def _mirrored(pixels, flags):
     return pixels
 
 
-def _colored(pixels, draws):
-    """Changes saturation and hue in YIQ, contrast, then brightness, as DALI; clips to 0..255."""
+def _colored(pixels, draws, pixel_dtype: str = "uint8"):
+    """Changes saturation and hue in YIQ, contrast, then brightness, as DALI; clips to 0..255.
+
+    Pixels of 16 bits have another middle and are clipped to 0..65535. Floats have neither; only
+    their brightness changes.
+    """
     brightness, contrast, saturation, hue = (draws[:, i, None, None, None] for i in range(4))
     if pixels.shape[-1] == 3:
         matrix = _twist(saturation[..., 0], hue[..., 0] * (math.pi / 180))
         pixels = tf.reduce_sum(pixels[..., None, :] * matrix[:, None, None], axis=-1)
-    pixels = ((pixels - MIDDLE_GREY) * contrast + MIDDLE_GREY) * brightness
-    return tf.clip_by_value(pixels, 0.0, 255.0)
+    if pixel_dtype == "float32":
+        return pixels * brightness
+    largest = PIXEL_SCALES[pixel_dtype]
+    middle = MIDDLE_GREY / 255 * largest
+    pixels = ((pixels - middle) * contrast + middle) * brightness
+    return tf.clip_by_value(pixels, 0.0, largest)
 
 
 def _twist(saturation, radians):

@@ -21,8 +21,9 @@ from tfaccel.config import AugmentConfig, ImageConfig
 from tfaccel.data.feed import Feed
 from tfaccel.data.loaders import faults, pixels
 from tfaccel.data.loaders.host import HostStream
-from tfaccel.data.loaders.tf_image import windowed
+from tfaccel.data.loaders.tf_image import COLOUR_TYPES, raster_png, raster_windowed, windowed
 from tfaccel.data.placement import Placement
+from tfaccel.data.raster import PNG_BEGINNING, RasterForm, is_animated, read_as
 from tfaccel.data.source import Blobs, ImageSource, fed_labels
 from tfaccel.data.sources.kinds import HEAD_BYTES, Template, Unseen, agreed, usual_heads
 
@@ -97,7 +98,9 @@ class TfDataStream(Iterator):
                     on_gpu=placement.device.cuda_ordinal is not None,
                 ),
                 placement=placement,
-                each_row=functools.partial(_row, images=images, augment=feed.augment),
+                each_row=functools.partial(
+                    _row, images=images, augment=feed.augment, form=source.images.form
+                ),
             )
 
     def __next__(self):
@@ -118,27 +121,57 @@ def _encoded(name: str, blobs: Blobs, pool) -> Callable[[np.ndarray], dict[str, 
     }
 
 
-# One row: bytes to uint8 pixels of the batch's size.
+# One row: bytes to pixels of the batch's size, uint8 or as they are stored.
 
 
-def _row(row: dict, *, images: ImageConfig, augment: AugmentConfig) -> dict:
-    """Returns a row with "pixels", and "second" for pairs: [*image_size, channels] uint8."""
+def _row(
+    row: dict, *, images: ImageConfig, augment: AugmentConfig, form: RasterForm | None
+) -> dict:
+    """Returns a row with "pixels", and "second" for pairs: [*image_size, channels]."""
     row = dict(row)
     draws, is_new = row.pop("window", None), row.pop("is_new")
     data, target = _read(row, "image"), _read(row, "target")
-    data = _checked(data, is_new, is_mask=False)
     settings = {"images": images, "augment": augment}
+
+    def made(data, kind="image", *, fast=False):
+        if form is not None and kind == "image":
+            pixels = _raster(data, is_new, images, form)
+            return raster_windowed(pixels, draws, fast=fast, **settings)
+        data = _checked(data, is_new, is_mask=kind == "mask")
+        return windowed(data, draws, kind=kind, fast=fast, **settings)
+
     if target is None:
-        fast = augment.window == "random_resized_crop"
-        row["pixels"], _ = windowed(data, draws, fast=fast, **settings)
+        row["pixels"], _ = made(data, fast=augment.window == "random_resized_crop")
         return row
-    target = _checked(target, is_new, is_mask=images.targets == "mask")
-    row["pixels"], size = windowed(data, draws, **settings)
-    row["second"], target_size = windowed(target, draws, kind=images.targets, **settings)
+    row["pixels"], size = made(data)
+    row["second"], target_size = made(target, images.targets)
     same = tf.debugging.assert_equal(size, target_size, "the sizes of a pair differ")
     with tf.control_dependencies([same]):
         row["pixels"] = tf.identity(row["pixels"])
     return row
+
+
+def _raster(data, is_new, images: ImageConfig, form: RasterForm):
+    """Returns the pixels of an image that is read as it is stored.
+
+    TensorFlow decodes a PNG, after Python has looked for an animation when it is first read. NumPy
+    and Pillow decode TIFF and .npy files, in Python.
+    """
+
+    def by_tensorflow():
+        moves = functools.partial(tf.numpy_function, _is_animated, [data], tf.bool)
+        moves = tf.debugging.Assert(~tf.cond(is_new, moves, lambda: False), ["an animated PNG"])
+        with tf.control_dependencies([moves]):
+            return raster_png(data, images)
+
+    def by_python():
+        pixels = tf.numpy_function(functools.partial(read_as, form=form), [data], form.dtype)
+        return tf.ensure_shape(pixels, [None, None, images.channels])
+
+    if images.channels not in COLOUR_TYPES or form.dtype == "float32":
+        return by_python()
+    is_png = tf.strings.substr(data, 0, len(PNG_BEGINNING)) == PNG_BEGINNING
+    return tf.cond(is_png, by_tensorflow, by_python)
 
 
 def _read(row: dict, name: str):
@@ -178,6 +211,10 @@ def is_usual(head: tf.Tensor, *, is_mask: bool) -> tf.Tensor:
     return functools.reduce(tf.logical_or, known)
 
 
+def _is_animated(data: bytes) -> np.bool_:
+    return np.bool_(is_animated(data))
+
+
 def _agreed(data: bytes, *, is_mask: bool) -> np.bool_:
     return np.bool_(agreed(data, is_mask=is_mask))
 
@@ -196,6 +233,8 @@ def _finish(batch: dict, *, images: ImageConfig, augment: AugmentConfig, dtype: 
 def _refused(blobs: Blobs, index: int) -> str | None:
     """Returns "name (cause)" if TensorFlow cannot decode an image, else None."""
     data = blobs.read(index)
+    if blobs.form is not None:
+        return None  # what cannot be read is known before
     try:
         tf.io.decode_image(data)
     except tf.errors.OpError as error:

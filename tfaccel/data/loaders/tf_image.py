@@ -4,6 +4,10 @@ The image is a JPEG, PNG, BMP, GIF or WebP. Its content decides on the format, n
 The window is uint8, with the size of the batch's images.
 
     window, size = windowed(data, None, images=images, augment=augment)
+
+PNG files that are read as they are stored (raster.py) have windows of their own dtype:
+
+    window, size = raster_windowed(raster_png(data, images), None, images=images, augment=augment)
 """
 
 import functools
@@ -13,12 +17,14 @@ import tensorflow as tf
 from tfaccel.config import CROPS, AugmentConfig, ImageConfig
 from tfaccel.data.loaders import pixels
 from tfaccel.data.loaders.windows import nearest_index
+from tfaccel.data.raster import PNG_CHANNELS
 
 JPEG_SCALES = (1, 2, 4, 8)  # the scales at which libjpeg decodes
 MARGIN = 16  # pixels: the largest block that libjpeg decodes together
 # ITU-R 601 in 1/65536, as in Pillow and in JPEG itself; libpng's own conversion is different.
 GREY = (19595, 38470, 7471)
 PNG_DEPTH = 24  # offset of the number of bits per sample in a PNG (W3C PNG, 11.2.1)
+COLOUR_TYPES = {channels: colour for colour, channels in PNG_CHANNELS.items()}  # behind the bits
 
 
 def windowed(
@@ -61,11 +67,49 @@ def windowed(
     return tf.ensure_shape(image, [*images.image_size, channels]), size
 
 
-def window_of(image, *, images: ImageConfig, augment: AugmentConfig):
-    """Returns the resized window of a decoded image: [*image_size, channels] uint8.
+def raster_windowed(
+    image, draws, *, images: ImageConfig, augment: AugmentConfig, fast: bool = False
+):
+    """Returns the resized window of an image that was read as it is stored, and its own size.
+
+    The window has the image's dtype. Whole numbers are rounded after resizing.
 
     Args:
-      image: [height, width, channels] uint8.
+      image: [height, width, channels] of `images.pixel_dtype`.
+      draws, images, augment, fast: as in `windowed`.
+    """
+    size = tf.shape(image)[:2]
+    if augment.window != "stretch":
+        place = pixels.window(size, images.image_size, augment, draws)
+        image = _cut(image, *place, images.channels)
+    if augment.window not in CROPS:
+        image = (_fast if fast else _averaged)(image, images.image_size)
+    return tf.ensure_shape(image, [*images.image_size, images.channels]), size
+
+
+def raster_png(data, images: ImageConfig):
+    """Returns the pixels of a PNG as they are stored: [height, width, channels].
+
+    Raises:
+      tf.errors.InvalidArgumentError: at run time, if it has other bits or channels than `images`.
+    """
+    bits, colour = (8 * tf.as_dtype(images.pixel_dtype).size, COLOUR_TYPES[images.channels])
+    head = tf.strings.substr(tf.strings.join([data, bytes(PNG_DEPTH + 2)]), PNG_DEPTH, 2)
+    fits = tf.debugging.Assert(
+        tf.equal(head, bytes([bits, colour])),
+        [f"not a PNG of {bits} bits with {images.channels} channels and no palette"],
+    )
+    channels = 0 if images.channels == 2 else images.channels  # TensorFlow does not take 2
+    with tf.control_dependencies([fits]):
+        image = tf.io.decode_png(data, channels=channels, dtype=images.pixel_dtype)
+    return tf.ensure_shape(image, [None, None, images.channels])
+
+
+def window_of(image, *, images: ImageConfig, augment: AugmentConfig):
+    """Returns the resized window of a decoded image: [*image_size, channels] of its dtype.
+
+    Args:
+      image: [height, width, channels] uint8, or of `images.pixel_dtype`.
       images: size and channels.
       augment: the kind of window, which must not be random.
     """
@@ -174,7 +218,7 @@ def _averaged(image, new_size):
     """
 
     def resized():
-        return _rounded(tf.image.resize(image, new_size, antialias=True))
+        return _rounded(tf.image.resize(image, new_size, antialias=True), image.dtype)
 
     return tf.cond(tf.reduce_all(tf.shape(image)[:2] == new_size), lambda: image, resized)
 
@@ -184,8 +228,9 @@ def _fast(image, new_size):
     resize = functools.partial(tf.image.resize, image, new_size)
     averaged = functools.partial(resize, antialias=True)
     shrunk = pixels.is_shrunk(tf.shape(image)[:2], new_size)
-    return _rounded(tf.cond(shrunk, averaged, resize))
+    return _rounded(tf.cond(shrunk, averaged, resize), image.dtype)
 
 
-def _rounded(image):
-    return tf.cast(image + 0.5, tf.uint8)
+def _rounded(image, dtype=tf.uint8):
+    """Returns pixels of a dtype from float32; whole numbers are rounded."""
+    return image if dtype.is_floating else tf.cast(image + 0.5, dtype)

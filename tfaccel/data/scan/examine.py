@@ -37,8 +37,11 @@ import zlib
 import PIL.Image
 import PIL.ImageFile
 
+from tfaccel.data import raster
+from tfaccel.data.raster import RasterForm
 from tfaccel.data.sources.kinds import unlike
 from tfaccel.data.sources.pillow import ORIENTATION, stored_size, tiff_orientation
+from tfaccel.data.tiff import OtherKindError
 
 BAD, NOTE = "bad", "note"
 
@@ -52,7 +55,8 @@ KINDS = {
     "truncated": BAD,  # cut short or damaged
     "unsupported": BAD,  # a format that not every loader decodes, although its name differs
     "cmyk": BAD,
-    "sixteen_bit": BAD,  # 16-bit or float samples
+    "sixteen_bit": BAD,  # 16-bit or float samples, if 8 bits are asked for
+    "other_form": BAD,  # other channels or another data type than all images are to have
     "animated": BAD,
     "huge": BAD,  # above Pillow's limit for decompression bombs
     "not_a_mask": BAD,  # only for masks: not grey of 8 bits
@@ -87,7 +91,9 @@ def strict():
         PIL.ImageFile.LOAD_TRUNCATED_IMAGES, PIL.Image.MAX_IMAGE_PIXELS = before
 
 
-def examine(data: bytes, *, suffix: str) -> tuple[list[tuple[str, str]], tuple[int, int]]:
+def examine(
+    data: bytes, *, suffix: str, form: RasterForm | None = None
+) -> tuple[list[tuple[str, str]], tuple[int, int]]:
     """Returns the (kind, cause) of every fault, and the (height, width).
 
     The size is that of the stored pixels; (0, 0) if it is not known. Call it within `strict`.
@@ -95,10 +101,13 @@ def examine(data: bytes, *, suffix: str) -> tuple[list[tuple[str, str]], tuple[i
     Args:
       data: the encoded image.
       suffix: suffix of the image's name, with the dot; empty if it has no name.
+      form: the form of images that are read as they are stored; None for the usual ones.
     """
     size = (0, 0)
     if not data:
         return [("empty", "no bytes")], size
+    if form is not None:
+        return _examine_raster(data, form)
     try:
         with PIL.Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             size = stored_size(image)
@@ -113,6 +122,24 @@ def examine(data: bytes, *, suffix: str) -> tuple[list[tuple[str, str]], tuple[i
         raise
     except Exception as error:  # Pillow raises nearly anything for a damaged file
         return [("truncated", " ".join(str(error).split()) or type(error).__name__)], size
+
+
+def _examine_raster(data: bytes, form: RasterForm) -> tuple[list[tuple[str, str]], tuple[int, int]]:
+    size = (0, 0)
+    try:
+        found = raster.header(io.BytesIO(data))
+        size = found.height, found.width
+        if fault := form.misfit(found):
+            return [("other_form", fault)], size
+        raster.read(data)
+        if found.kind == "PNG":
+            _check_png(data)
+    except raster.FAULTS as error:
+        kind = "other_form" if isinstance(error, OtherKindError) else "truncated"
+        return [(kind if raster.is_known(data) else "not_an_image", raster.cause(error))], size
+    if found.has_more_pages:
+        return [("several_frames", "several pages of TIFF; the first is read")], size
+    return [], size
 
 
 def _by_header(image: PIL.Image.Image, data: bytes, suffix: str) -> list[tuple[str, str]]:

@@ -169,7 +169,7 @@ def _check(blobs: Blobs, manifest: Manifest, index: int) -> _Checked:
     except OSError as error:
         return _Checked(index, None, [_unread(blobs, index, error)], (0, 0), False)
     suffix = pathlib.PurePath(blobs.files[index]).suffix if blobs.are_files else ""
-    return _Checked(index, key, *examine(data, suffix=suffix), False)
+    return _Checked(index, key, *examine(data, suffix=suffix, form=blobs.form), False)
 
 
 def _unread(blobs: Blobs, index: int, error: OSError) -> tuple[str, str]:

@@ -30,7 +30,7 @@ from tfaccel.process.cache_folder import cache_folder
 log = logging.getLogger("tfaccel")
 
 # Changes whenever examine.py gives another result or text for the same image.
-_VERSION = f"6 pillow {PIL.__version__}"
+_VERSION = f"7 pillow {PIL.__version__}"
 
 _WIDTHS = 2**31  # a size is one number, height * _WIDTHS + width: half the memory of a pair
 
@@ -96,6 +96,8 @@ class Manifest:
         else:
             place = f"\0{blobs.offsets[index]}\0{blobs.sizes[index]}"
             text = self._state(blobs.files[blobs.file_of[index]]) + place.encode()
+        if blobs.form is not None:  # a file may fit one config and not another
+            text += f"\0{blobs.form}".encode()
         # With 64 bits and 1.3 million known images, a changed one counts as known once in 1e13.
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
 

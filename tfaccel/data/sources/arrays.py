@@ -14,6 +14,7 @@ import numpy as np
 
 from tfaccel.common.errors import UserError
 from tfaccel.common.regular_file import open_regular
+from tfaccel.config import PIXEL_SCALES
 from tfaccel.data.source import ArraySource
 from tfaccel.data.sources.compression import compression_of
 from tfaccel.data.sources.folders import list_classes
@@ -32,13 +33,13 @@ def arrays(
 ) -> ArraySource:
     """Checks arrays or maps .npy files, and returns them as a source. Nothing is copied.
 
-    The source has images [num_examples, height, width, channels] uint8, and either labels
-    [num_examples] int32, or targets of the same form as the images.
+    The source has images [num_examples, height, width, channels] uint8, uint16 or float32, and
+    either labels [num_examples] int32, or targets of the same form as the images.
 
     Args:
-      images: [num_examples, height, width, channels] or [num_examples, height, width] uint8, with 1
-        or 3 channels; or a .npy file of such an array; or a folder with images.npy, and labels.npy
-        or targets.npy.
+      images: [num_examples, height, width, channels] or [num_examples, height, width] of these
+        dtypes; or a .npy file of such an array; or a folder with images.npy, and labels.npy or
+        targets.npy. A loader of other than 8 bits needs `pixel_dtype`.
       labels: [num_examples] or [num_examples, 1] of any integer dtype, indices into `class_names`;
         or a .npy file of such an array.
       targets: target images of pairs, which replace the labels; they have the number, height and
@@ -77,12 +78,14 @@ def npy_folders(
 ) -> ArraySource:
     """Loads class folders with one .npy file per image, `root/<class>/<any name>.npy`, into memory.
 
-    The source has images [num_examples, height, width, channels] uint8, sorted by class and then by
-    name, and labels [num_examples] int32, indices into the sorted names of the class folders.
+    The source has images [num_examples, height, width, channels] uint8, uint16 or float32, sorted
+    by class and then by name, and labels [num_examples] int32, indices into the sorted names of the
+    class folders. (`class_folders` reads such files one by one, so that they need not fit in
+    memory, nor have one size.)
 
     Args:
-      root: the folder of class folders. Each file has [height, width, channels] or [height, width]
-        uint8, and all files have the same shape.
+      root: the folder of class folders. Each file has [height, width, channels] or [height, width],
+        and all files have the same shape and dtype.
       class_names: all classes in order, for a test set that lacks some: `train.class_names`. The
         default is the sorted names of the folders.
 
@@ -92,12 +95,13 @@ def npy_folders(
     """
     files, labels, class_names = list_classes(root, (".npy",), class_names)
     first = _load(files[0])
-    images = np.empty((len(files), *first.shape), np.uint8)
+    dtype = first.dtype.newbyteorder("=")
+    images = np.empty((len(files), *first.shape), dtype)
     for row, file in zip(images, files, strict=True):
         image = _load(file)
-        if image.shape != first.shape or image.dtype != np.uint8:
+        if image.shape != first.shape or image.dtype != first.dtype:
             raise UserError(
-                f"{file} is {image.dtype.name} {image.shape}; expected uint8 of the shape "
+                f"{file} is {image.dtype.name} {image.shape}; expected {dtype.name} of the shape "
                 f"{first.shape}, as in the first file, {files[0]}"
             )
         row[...] = image
@@ -155,17 +159,21 @@ def _load(array: Array) -> np.ndarray:
 
 def _images(what: str, images: Array) -> np.ndarray:
     images = _load(images)
-    if images.dtype != np.uint8:
+    if images.dtype not in tuple(PIXEL_SCALES):  # in the order of bytes of this machine
         fix = "round them and use .astype('uint8')"
         if images.dtype.kind == "f":
-            fix = "if they are in 0..1, use (255 * images).round().astype('uint8')"
-        raise UserError(f"{what} are {images.dtype.name}; expected uint8 in 0..255: {fix}")
+            fix = "use .astype('float32'), or if they are in 0..1, (255 * images).round() as uint8"
+        if not images.dtype.isnative:
+            fix = f"use .astype({images.dtype.name!r}), in the order of bytes of this machine"
+        raise UserError(
+            f"{what} are {images.dtype.name}; expected uint8 in 0..255, uint16 or float32: {fix}"
+        )
     if images.ndim == 3:
         images = images[..., None]
-    if images.ndim != 4 or images.shape[-1] not in (1, 3) or 0 in images.shape:
+    if images.ndim != 4 or 0 in images.shape:
         raise UserError(
             f"{what} have the shape {images.shape}; expected [num_examples, height, width, "
-            "channels] with 1 or 3 channels, and at least one example"
+            "channels], and at least one example"
         )
     return images
 

@@ -16,9 +16,11 @@ import numpy as np
 import PIL.Image
 
 from tfaccel.common.errors import UserError
+from tfaccel.data import raster
 from tfaccel.data.source import Blobs
 from tfaccel.data.sources import pillow
 from tfaccel.data.sources.pillow import (
+    SAMPLES_PER_PIXEL,
     UNREADABLE,
     deep,
     largest_of_ppm,
@@ -34,7 +36,7 @@ HEAD_BYTES = _SECOND_CHUNK + 4  # the first bytes, which `are_usual` checks
 _GREY = 0  # one of PNG's colour types (W3C PNG, 11.2.1)
 _RAMP = b"".join(bytes([level, level, level, 0]) for level in range(256))  # a BMP's grey palette
 # The modes of a TIFF, and the values of two tags, for which all decoders agree (TIFF 6.0).
-_TIFF_MODES = ("1", "L", "RGB", "CMYK")
+_TIFF_MODES = {"1": 1, "L": 1, "RGB": 3, "CMYK": 4}  # and their numbers of channels
 _TIFF_TAGS = {
     "sample format": (339, (1,)),  # unsigned whole numbers
     "extra samples": (338, ()),
@@ -67,7 +69,7 @@ def unlike(data: bytes, image: PIL.Image.Image | None = None) -> tuple[str, str]
     num_frames = getattr(image, "n_frames", 1)
     if content in ("GIF", "PNG", "WEBP") and num_frames > 1:
         return "animated", f"{num_frames} frames of {content}"
-    if content == "PNG" and _is_animated_png(data):
+    if content == "PNG" and raster.is_animated(data):
         return "animated", "a PNG that is marked as animated"
     why = None
     if content == "BMP" and not _is_plain_bmp(data):
@@ -112,7 +114,10 @@ def unfit_blob(blobs: Blobs, index: int, *, is_mask: bool) -> str | None:
       OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError: the image cannot be read,
         or is not an image.
     """
-    fault = unfit(blobs.read(index), is_mask=is_mask)
+    if blobs.form is not None:
+        fault = blobs.form.misfit(raster.header_of(blobs, index))
+    else:
+        fault = unfit(blobs.read(index), is_mask=is_mask)
     return f"{blobs.name(index)} ({fault})" if fault else None
 
 
@@ -138,7 +143,7 @@ def check_kinds(
         decoder and by Pillow. The first such image is named.
     """
     pillow.check_kinds(blobs, ids, are_masks=are_masks, headers=headers)
-    if by_pillow:
+    if by_pillow or blobs.form is not None:
         return
     for index in ids.tolist():
         try:
@@ -232,20 +237,7 @@ def _is_usual(data: bytes) -> bool:
     """Returns whether it is a JPEG, or a PNG with one picture and at most 8 bits a sample."""
     if data[:3] == _JPEG:
         return True
-    return data[:8] == _PNG and data[24:25] <= b"\x08" and not _is_animated_png(data)
-
-
-def _is_animated_png(data: bytes) -> bool:
-    """Returns whether a chunk before a PNG's pixels marks it as animated."""
-    start, end = 8, len(data)
-    while start + 8 <= end:
-        name = data[start + 4 : start + 8]
-        if name in (b"IDAT", b"IEND"):
-            return False
-        if name == b"acTL":
-            return True
-        start += 12 + int.from_bytes(data[start : start + 4], "big")
-    return False
+    return data[:8] == _PNG and data[24:25] <= b"\x08" and not raster.is_animated(data)
 
 
 def _is_plain_bmp(data: bytes) -> bool:
@@ -270,6 +262,9 @@ def _has_holes(image: PIL.Image.Image) -> bool:
 def _odd_tiff(image: PIL.Image.Image) -> str | None:
     if image.mode not in _TIFF_MODES:
         return f"a TIFF of mode {image.mode}"
+    samples = image.tag_v2.get(SAMPLES_PER_PIXEL, 1)
+    if samples != _TIFF_MODES[image.mode]:  # Pillow drops the others
+        return f"a TIFF of {samples} channels, of which Pillow reads {_TIFF_MODES[image.mode]}"
     for name, (tag, allowed) in _TIFF_TAGS.items():
         found = image.tag_v2.get(tag, ())
         found = found if isinstance(found, tuple) else (found,)

@@ -11,10 +11,12 @@ import PIL.Image
 
 from tfaccel.common.errors import UserError
 from tfaccel.common.regular_file import open_regular
+from tfaccel.data import raster
 from tfaccel.data.source import Blobs
 
 # Both DALI and Pillow decode these, so that Pillow can name a file that fails in DALI.
-IMAGE_SUFFIXES = (".bmp", ".jp2", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+PILLOW_SUFFIXES = (".bmp", ".jp2", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+IMAGE_SUFFIXES = (*PILLOW_SUFFIXES, raster.NPY_SUFFIX)  # what raster.py reads, too
 
 # When Pillow decodes a TIFF, it applies the EXIF orientation. No other decoder here does so.
 # These transposes turn the image back, by orientation. (1 is upright.)
@@ -28,7 +30,7 @@ _BACK = {
     8: PIL.Image.Transpose.ROTATE_270,
 }
 ORIENTATION = 0x112  # the tag in TIFF and EXIF data
-BITS_PER_SAMPLE = 0x102  # a TIFF tag
+BITS_PER_SAMPLE, SAMPLES_PER_PIXEL = 0x102, 0x115  # TIFF tags
 PHOTOMETRIC, WHITE_IS_ZERO = 0x106, 0  # a TIFF tag, and one of its values
 
 # Pillow's exceptions for files that are not images, are cut short, or are suspiciously large.
@@ -37,6 +39,9 @@ UNREADABLE = (OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError
 
 def undecodable(blobs: Blobs, index: int) -> str | None:
     """Returns `"name (cause)"` if an image cannot be read or decoded, else None."""
+    if blobs.form is not None:
+        fault = raster.fault_of(blobs, index)
+        return f"{blobs.name(index)} ({fault})" if fault else None
     try:
         with _open(blobs, index) as image:
             image.load()
@@ -51,7 +56,25 @@ def image_size(blobs: Blobs, index: int) -> tuple[int, int]:
     Raises:
       UserError: the file cannot be read, or is not an image.
     """
+    if blobs.form is not None:
+        found = raster_header(blobs, index)
+        return found.height, found.width
     return stored_size(header(blobs, index))
+
+
+def raster_header(blobs: Blobs, index: int) -> raster.Header:
+    """Returns the header of an image that is read as it is stored.
+
+    Raises:
+      UserError: the file cannot be read, or is of a kind that cannot be read so.
+    """
+    try:
+        return raster.header_of(blobs, index)
+    except raster.FAULTS as error:
+        raise UserError(
+            f"{blobs.name(index)} cannot be read as an image ({raster.cause(error)}); replace it "
+            "or move it away"
+        ) from error
 
 
 def image_sizes(blobs: Blobs, ids: np.ndarray, *, num_threads: int) -> np.ndarray:
@@ -100,15 +123,31 @@ def check_kinds(
       headers: what has read some of them already; None for nothing.
 
     Raises:
-      UserError: an image has 16-bit samples, or is not a mask. The first such image is named.
+      UserError: an image has 16-bit samples, or not the form of the other images, or is not a mask.
+        The first such image is named.
     """
     read = headers or header
     for index in ids.tolist():
-        image = read(blobs, index)
-        fault = unfit_mask(image) if are_masks else deep(image)
-        if fault:
+        if blobs.form is not None:
+            fault = blobs.form.misfit(raster_header(blobs, index))
+            fix = "give the form of the images, convert this one, or skip it with bad_files='skip'"
+        else:
+            image = read(blobs, index)
+            fault = unfit_mask(image) if are_masks else deep(image)
             fix = "convert all images of this kind, or skip them with bad_files='skip'"
+            if fault and not are_masks and (form := _form_in_words(blobs, index)):
+                fix = f"to read such images as they are stored, set {form}; or {fix}"
+        if fault:
             raise UserError(f"{blobs.name(index)} {fault}; {fix}")
+
+
+def _form_in_words(blobs: Blobs, index: int) -> str:
+    """Returns the settings that read an image as it is stored; "" if there are none."""
+    try:
+        found = raster.header_of(blobs, index)
+    except raster.FAULTS:
+        return ""
+    return f"channels={found.channels} and pixel_dtype={found.dtype!r}"
 
 
 def mask_fault(blobs: Blobs, index: int) -> str | None:
@@ -210,6 +249,11 @@ def header(blobs: Blobs, index: int) -> PIL.Image.Image:
         with file, PIL.Image.open(file) as image:
             return image
     except UNREADABLE as error:
+        if form := _form_in_words(blobs, index):
+            raise UserError(
+                f"{blobs.name(index)} is not an image of 8 bits with 1 or 3 channels; to read such "
+                f"images as they are stored, set {form}"
+            ) from error
         raise UserError(
             f"{blobs.name(index)} cannot be read as an image ({cause(error)}); replace it or move "
             "it away"

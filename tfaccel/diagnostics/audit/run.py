@@ -15,7 +15,7 @@ from tfaccel.data.distribute import Loader
 from tfaccel.data.proof.dry_epochs import dry_epochs
 from tfaccel.data.scan import files
 from tfaccel.data.scan.report import write_list
-from tfaccel.data.source import ImageSource
+from tfaccel.data.source import ImageSource, as_stored
 from tfaccel.data.sources.mask_values import with_grey_masks
 from tfaccel.experiment.open_data import open_loader, open_source
 from tfaccel.run import Run
@@ -48,6 +48,7 @@ def run(config: Config, *, report: pathlib.Path | None, sheet: pathlib.Path | No
         # ----- Files: decodes each file once; a second audit decodes only files that have changed.
         source = open_source(config.data, split)
         if isinstance(source, ImageSource):
+            source = as_stored(source, config.data)
             if config.data.targets == "mask" and source.targets is not None:
                 source = with_grey_masks(source)
             augment = config.train_images if split == "train" else config.test_images

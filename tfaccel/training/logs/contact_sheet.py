@@ -13,6 +13,7 @@ import io
 import math
 import os
 import pathlib
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -45,7 +46,8 @@ def write(
 
     Args:
       path: of the PNG.
-      images: [n, height, width, 1 or 3], uint8 or a float dtype in 0..1.
+      images: [n, height, width, channels], uint8 or a float dtype in 0..1. Of more channels than
+        three, the first three are shown as red, green and blue; of two, the first as grey.
       captions: one per image, a line or several; a line that is too long is cut.
       targets: shown to the right of each image, in the same form; None to show none.
       answers: a model's, shown to the right of these; None to show none.
@@ -118,8 +120,18 @@ def _caption(label: np.ndarray, class_names: Sequence[str], target_names: Sequen
 
 
 def in_unit_range(images: np.ndarray, settings: ImageConfig) -> np.ndarray:
-    """Returns pixels in 0..1 from normalised pixels."""
-    return images.astype(np.float32) * settings.std + settings.mean
+    """Returns pixels in 0..1 from normalised pixels.
+
+    Pixels of float32 may have any value. The least of a channel becomes 0, and the largest 1.
+    """
+    images = images.astype(np.float32) * settings.std + settings.mean
+    if settings.pixel_dtype != "float32":
+        return images
+    finite = np.where(np.isfinite(images), images, np.nan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a channel without any finite pixel
+        least, largest = (find(finite, axis=(0, 1, 2)) for find in (np.nanmin, np.nanmax))
+    return (images - least) / np.maximum(largest - least, np.finfo(np.float32).tiny)
 
 
 def _shown(pixels: np.ndarray) -> PIL.Image.Image:
@@ -139,6 +151,7 @@ def _rgb(pixels: np.ndarray) -> np.ndarray:
         # NaN becomes black.
         pixels = np.nan_to_num(pixels.astype(np.float32)).clip(0, 1) * 255
         pixels = (pixels + 0.5).astype(np.uint8)
+    pixels = pixels[..., :3] if pixels.shape[-1] >= 3 else pixels[..., :1]
     return np.broadcast_to(pixels, (*pixels.shape[:2], 3)).copy()
 
 
