@@ -73,6 +73,29 @@ def test_a_star_is_all_columns_but_those_of_the_path_and_the_group(listed):
     assert source.groups.tolist() == [0, 1, 0]
     source = listed("is_a,is_b,c", "1,0,9", "0,0,9", "1,1,9", label_columns=["is_*"])
     assert source.class_names == ("is_a", "is_b")
+    source = listed("a_is,b_is", "1,0", "0,0", "1,1", label_columns=["*_is"])  # matches the line
+    assert source.class_names == ("a_is", "b_is")
+
+
+def test_a_minus_leaves_columns_out(listed):
+    values = ("1,x,0,9", "0,y,0,9", "1,x,1,9")
+    for patterns in ("*,-word,-is_x", "*,-Word*,-*_x", "-word,*,-word,-is_x"):
+        source = listed("a,word,b,is_x", *values, label_columns=patterns.split(","))
+        check(source, "multilabel", [[1, 0], [0, 0], [1, 1]], ("a", "b"))
+    source = listed("a,-a", "1,0", "0,0", "1,1", label_columns=["a", "-a"])  # a name like that
+    check(source, "multilabel", [[1, 0], [0, 0], [1, 1]], ("a", "-a"))
+    with pytest.raises(UserError, match=r"no column '-c' for a label; it has path, a, b"):
+        listed("a,b", "1,0", "0,0", "1,1", label_columns=["*", "-c"])
+    with pytest.raises(UserError, match=r"the column word is 'x'; .*use label_columns=\*,-word$"):
+        listed("a,word", "1,x", "0,y", "1,x", label_columns=["*"])
+
+
+@pytest.mark.parametrize(
+    "field", ["['a'", "['a', 1.5]", "[['a']]", "[" * 9000, "[f('a')]", "[b'a']"]
+)
+def test_what_only_begins_like_a_list_is_refused(listed, field):
+    with pytest.raises(UserError, match=r"expected a list of names, such as"):
+        listed("label", f'"{field}"', "['a']", "['a']", label_separator="json")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +104,8 @@ def test_a_star_is_all_columns_but_those_of_the_path_and_the_group(listed):
         (("cat|dog", "", "cat"), "|", "because the names of an image are separated by '|'; 2 po"),
         (("cat;dog", "dog", "cat"), ";", "separated by ';'"),
         (("cat dog", "dog", "cat"), " ", "separated by blanks"),
-        (('"[""cat"", ""dog""]"', "[]", '"[""cat""]"'), "json", "the labels are lists of JSON"),
+        (('"[""cat"", ""dog""]"', "[]", '"[""cat""]"'), "json", "the labels are lists of names"),
+        (("\"['cat', 'dog']\"", "[]", "['cat']"), "json", "the labels are lists of names"),
     ],
 )
 def test_names_in_one_field_are_several_classes(listed, caplog, fields, separator, said):

@@ -77,10 +77,10 @@ def image_list(
       path_column: the column of the header that has the paths; None for one of PATH_COLUMNS.
       label_column: the column that has the labels; None for one of LABEL_COLUMNS.
       label_columns: several columns of 0 and 1, or of numbers. "*" in a name stands for any
-        letters, and "*" alone for all columns but those of the path and the group. None: one
-        column.
-      label_separator: what is between the names of several classes in one field; "json" for a list
-        of JSON. None finds out.
+        letters, and "*" alone for all columns but those of the path and the group. "-" before a
+        name leaves columns out: ["*", "-date"]. None: one column.
+      label_separator: what is between the names of several classes in one field; "json" for a list,
+        as JSON or as Python writes it. None finds out.
       task: "classes", "multilabel" or "regression"; "auto" decides by the labels and logs why.
 
     Raises:
@@ -138,7 +138,9 @@ def _labels(
                 f"label_separator={separator!r} with several columns of labels; it is for names in "
                 "one column: remove it"
             )
-        found = several_labels.of_columns(listed.labels, read.labels, task=task, place=place)
+        found = several_labels.of_columns(
+            listed.labels, read.labels, task=task, place=place, pattern=read.pattern
+        )
         if class_names is not None and found.class_names and found.class_names != (*class_names,):
             raise UserError(
                 f"the columns {', '.join(found.class_names)} are the classes, but class_names="

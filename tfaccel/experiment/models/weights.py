@@ -30,6 +30,7 @@ from tfaccel.common.errors import UserError, did_you_mean
 from tfaccel.common.run_log import summary
 from tfaccel.config.names import weights_file
 from tfaccel.config.segmentation import is_of_decoder
+from tfaccel.config.weights_pixels import class_names_of
 from tfaccel.experiment.models import safetensors_file
 from tfaccel.experiment.models.translated import (
     HEAD,
@@ -60,7 +61,12 @@ FAULTS = (
 
 
 def begin_from(
-    file: str, model: keras.Model, *, order: str = "rgb", new_layers: Sequence[str] = ()
+    file: str,
+    model: keras.Model,
+    *,
+    order: str = "rgb",
+    new_layers: Sequence[str] = (),
+    class_names: Sequence[str] = (),
 ) -> None:
     """Loads the weights that the file has for the model's layers.
 
@@ -69,12 +75,15 @@ def begin_from(
     Args:
       file: a file of `model.save` or `model.save_weights`, in one piece or several, a file of
         keras.applications, `model.weights.h5` of a KerasHub preset, or a `.safetensors` file of
-        torchvision or timm. Only numbers are read from it: no code, no pickle.
+        torchvision or timm. Only numbers are read from it: no code, no pickle. The folder of an
+        export or a run stands for its newest model.keras.
       model: the built model.
       order: the order of the colors that the weights were trained on. For "bgr" the first
         convolution is flipped, so that the model takes red, green, blue with the same result.
       new_layers: names of layers that keep their weights although the file has them; "*" stands for
         any letters, and "head" for the last layer with weights.
+      class_names: the classes of the data, if there are any. A warning says if the file's are
+        others, and the head is loaded nevertheless.
 
     Raises:
       UserError: the file does not exist, cannot be read, fits no layer, or is of another
@@ -108,6 +117,9 @@ def begin_from(
         layer.set_weights(values)
     if new:
         summary("model: random weights, as asked: %s", _listed([each.name for each, _ in new]))
+    head = _named("head", model)[0]
+    if head in loaded.layers and head not in [each for each, _ in new]:
+        _compare_classes(class_names_of(file), class_names, head)
     if order == "bgr":
         _flip_colors(loaded, file, model)
     _square_deviation(model)
@@ -166,6 +178,20 @@ def _log_loaded(loaded: Loaded, path: pathlib.Path) -> None:
     broken = [each.name for each in loaded.layers if not _is_finite(each)]
     if broken:
         log.warning("model: that file has infinite or NaN weights for: %s", _listed(broken))
+
+
+def _compare_classes(
+    of_file: Sequence[str], of_data: Sequence[str], head: keras.layers.Layer
+) -> None:
+    """Warns if a head that was loaded tells other classes apart, or the same in another order."""
+    if not of_file or not of_data or tuple(of_file) == tuple(of_data):
+        return
+    log.warning(
+        "model: the head, %s, begins with weights for other classes or another order: the file's "
+        "are %s, and the data's are %s; to begin with a new head, use "
+        "--config.model.new_layers=head",
+        *(head.name, _listed(list(of_file)), _listed(list(of_data))),
+    )
 
 
 def _flip_colors(loaded: Loaded, file: str, model: keras.Model) -> None:
