@@ -26,7 +26,7 @@ from tfaccel.data.images import ImageData
 from tfaccel.experiment import models, recipe, tasks, thaw
 from tfaccel.experiment.fit import fit
 from tfaccel.experiment.models.frozen import backbone_of, freeze
-from tfaccel.experiment.models.weights import begin_from
+from tfaccel.experiment.models.weights import begin_from, drawn_anew
 from tfaccel.experiment.open_data import open_loader, open_sources
 from tfaccel.export.at_start import check_at_start
 from tfaccel.export.rehearsal import Rehearsal
@@ -348,13 +348,15 @@ def make_model(
       UserError: the model does not suit the images, or the config's weights or layers do not suit
         the model.
     """
+    weights = None if continues else config.model.weights
     with this_run.scope():
-        model = models.build(
-            config.model.name,
-            image_shape=(*config.data.image_size, config.data.channels),
-            num_outputs=num_outputs,
-            vit=config.vit,
-        )
+        with drawn_anew(weights) if weights else contextlib.nullcontext():
+            model = models.build(
+                config.model.name,
+                image_shape=(*config.data.image_size, config.data.channels),
+                num_outputs=num_outputs,
+                vit=config.vit,
+            )
         if config.model.weights is not None and continues:
             summary("model: the checkpoint's weights count, so model.weights is not read again")
         elif config.model.weights is not None:
