@@ -25,6 +25,7 @@ import numpy as np
 
 from tfaccel.common.checks import check_choice
 from tfaccel.common.errors import UserError
+from tfaccel.common.tables import counted
 from tfaccel.data.file_names import AT_A_TIME, FileNames, GrowingFileNames
 from tfaccel.data.source import TASKS, Blobs, ImageSource
 from tfaccel.data.sources import several_labels
@@ -240,10 +241,11 @@ def _check_repeated(
     if repeated:
         before, index = repeated[0]
         log.warning(
-            "data: %d lines of %s repeat an image of an earlier line with the same label, first "
-            "lines %d and %d; such images count more than once",
-            len(repeated),
+            "data: %s of %s %s an image of an earlier line with the same label, first lines %d and "
+            "%d; such images count more than once",
+            counted(len(repeated), "line"),
             file,
+            "repeats" if len(repeated) == 1 else "repeat",
             numbers[before],
             numbers[index],
         )

@@ -15,6 +15,7 @@ import itertools
 import json
 import pathlib
 import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -160,6 +161,10 @@ def _lines(file: pathlib.Path) -> Iterator[str]:
         cause = getattr(error, "strerror", None) or error
         packed = compression_of(file)
         fix = f"it is {packed}: unpack or convert it to text" if packed else "expected UTF-8"
+        if isinstance(error, UnicodeDecodeError) and not packed:
+            # Spreadsheets write the encoding of the system, mostly this one in the West.
+            quoted = shlex.quote(str(file))
+            fix += f"; if it is Windows-1252: iconv -f WINDOWS-1252 -t UTF-8 {quoted} > utf8.csv"
         raise UserError(f"image list {file} cannot be read ({cause}); {fix}") from None
 
 
