@@ -375,8 +375,9 @@ class DataConfig(ImageConfig):
     task: str = "auto"
     """Task: auto, classes, multilabel or regression. What the labels of an image are: "classes" is
     one class, "multilabel" any number of classes, and "regression" numbers. "auto" decides by the
-    labels of "csv" and writes the reason to the log. Other sources have classes, and "tfrecord" and
-    "webdataset" have lists of labels if you set another task."""
+    labels of "csv" and writes the reason to the log. With "multilabel", several lines of "csv" may
+    name classes of one image. Other sources have classes, and "tfrecord" and "webdataset" have
+    lists of labels if you set another task."""
     group_column: str | None = None
     """For "csv" with validation_split or num_folds: a column, e.g. patient. Images with an equal
     value stay together, in training or in validation."""
