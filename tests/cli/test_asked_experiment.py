@@ -73,7 +73,8 @@ OF_EXPERIMENTS = (
     ([DIGITS, "--config.vit.patch_size=2"], "which has no such setting; remove it, or set model."),
     ([DIGITS, "--config.train.optimizer=adamww"], "did you mean 'adamw'?"),
     ([DIGITS, "--config.train.monitor=val_acuracy"], "did you mean 'val_accuracy'?"),
-    ([DIGITS, "--config.model.weights={}/empty"], "is no file that ends in"),
+    ([DIGITS, "--config.model.weights={}/empty"], "is a folder, and it has no export with a model"),
+    ([DIGITS, "--config.model.weights="], "weights=''; expected a file's path"),
     ([DIGITS, "--config.model.weights={}/none.h5"], "is no file that ends in"),
     ([DIGITS, "--config.train.lr=3"], "did you mean 'train.learning_rate'?"),
 )

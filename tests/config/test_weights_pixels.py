@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tfaccel.config import default_config, parse
-from tfaccel.config.weights_pixels import of_file
+from tfaccel.config.weights_pixels import class_names_of, of_file
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -117,3 +117,29 @@ def test_a_file_that_describes_nothing_is_passed_over(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     assert of_file(str(tmp_path / "model.safetensors"), "vit_base") is None
     assert of_file(str(tmp_path / "a.h5"), "mnist_cnn") is None
+
+
+def export(folder, *, mean, names):
+    """Writes as much of an export's folder as is read here."""
+    folder.mkdir(parents=True)
+    (folder / "model.keras").touch()
+    card = {"preprocessing": {"mean": [mean] * 3, "std": [1] * 3}, "class_names": names}
+    (folder / "tfaccel.json").write_text(json.dumps(card))
+
+
+def test_a_folder_stands_for_its_newest_export(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for number, mean in ((2, 0.25), (10, 0.5), (9, 0.75)):
+        export(tmp_path / f"run/export/{number}", mean=mean, names=["cat", str(number)])
+    (tmp_path / "run/export/11").mkdir()  # not complete
+    for given in ("run", "run/export", "run/export/10", "run/export/10/model.keras"):
+        for path in (tmp_path / given, f"~/{given}"):
+            assert parsed("mnist_cnn", path).data.mean == (0.5,) * 3
+            assert class_names_of(str(path)) == ("cat", "10")
+
+
+@pytest.mark.parametrize("names", [None, [], "cat", [1, 2], ["cat", None]])
+def test_what_names_no_classes_is_passed_over(tmp_path, names):
+    export(tmp_path / "export/1", mean=0.5, names=names)
+    assert class_names_of(str(tmp_path)) == ()
+    assert class_names_of(str(tmp_path / "none.keras")) == ()

@@ -104,3 +104,35 @@ def test_a_run_that_goes_on_without_its_file_ends_as_one_that_was_not_cut(halves
     file.unlink()
     for mine, other in zip(weights_after(tmp_path / "cut", 2), whole, strict=True):
         np.testing.assert_array_equal(mine, other)
+
+
+@pytest.mark.parametrize("name", ["a.keras", "a.weights.json"])
+def test_a_new_head_is_not_the_one_that_the_weights_began_with(halves, tmp_path, setup, name):
+    """Two runs have one seed, and the second one begins with weights of the first one."""
+
+    def made(seed=0, **changes):
+        config = digits_config(halves[0], **changes)
+        return make_model(setup(xla=False, seed=seed), config, num_outputs=5)
+
+    def head(model):
+        return model.layers[-1].get_weights()[0].ravel()
+
+    def save(model):
+        if name == "a.keras":
+            model.save(file)
+        else:
+            model.save_weights(file, max_shard_size=1e-3)
+
+    first, file = made(), str(tmp_path / name)
+    save(first)
+    begin = {"model.weights": file, "model.new_layers": "head"}
+    second = made(**begin)
+    for mine, wanted in zip(second.layers[:-1], first.layers[:-1], strict=True):
+        for one, other in zip(mine.get_weights(), wanted.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert abs(np.corrcoef(head(second), head(first))[0, 1]) < 0.2  # of 640 numbers: 5 sigma
+    np.testing.assert_array_equal(head(second), head(made(**begin)))
+    assert not np.array_equal(head(second), head(made(seed=1, **begin)))
+    first.layers[1].set_weights([0 * each for each in first.layers[1].get_weights()])
+    save(first)
+    assert not np.array_equal(head(second), head(made(**begin)))  # other weights, another head

@@ -128,7 +128,8 @@ def test_a_mask_of_a_value_beyond_the_outputs_is_named(tmp_path):
             tasks.task_of(data, ModelConfig(num_outputs=3), StepConfig(), TrainConfig())
     PIL.Image.fromarray(masks[-1] | 255).save(paths[-1])  # a value to ignore, as VOC has
     with pytest.raises(
-        UserError, match=r"299.png has the value 255, but .*num_outputs=256 or more"
+        UserError,
+        match=r"299.png has the value 255, but .*ignore_class=255, or use .*outputs=256 or m",
     ):
         tasks.task_of(masks_of(files), ModelConfig(num_outputs=4), StepConfig(), TrainConfig())
 

@@ -25,7 +25,7 @@ from tfaccel.config import (
     RuntimeConfig,
     parse,
 )
-from tfaccel.experiment.row_files import form_of
+from tfaccel.experiment.row_files import ENDINGS, form_of
 from tfaccel.launch import options
 from tfaccel.launch.options import FLAGS
 from tfaccel.process.start_noise import start_tensorflow
@@ -290,7 +290,7 @@ def export(values: flags.FlagValues, given: list[str]) -> int:
 
 
 @command(
-    summary="predict the classes of image files, or numbers, with an exported model",
+    summary="predict classes, numbers, masks or images with an exported model",
     takes="--model=DIR IMAGE|FOLDER... [flags]",
     about="""
         Prints the most likely classes of each image file and their probabilities. If an image may
@@ -304,7 +304,10 @@ def export(values: flags.FlagValues, given: list[str]) -> int:
         With --output, very many images are predicted fast, by a loader and on all GPUs, and written
         to a CSV or Parquet file with one row for each image. If an image may have several classes,
         a row has the probability of each class (probability_NAME), and for a regression each number
-        (predicted_NAME). A call that was stopped continues if you repeat it.""",
+        (predicted_NAME). A call that was stopped continues if you repeat it.
+
+        A network for masks, or one that restores images, needs --output=DIR. The new folder gets a
+        PNG file for each image. The pixels of a mask are the numbers of the classes.""",
     flags=(
         Flag(
             "model",
@@ -323,8 +326,8 @@ def export(values: flags.FlagValues, given: list[str]) -> int:
             "output",
             None,
             "a new .csv or .parquet file for the rows of very many images (Parquet needs the extra "
-            "`parquet`)",
-            shown="FILE",
+            "`parquet`); a new folder for masks or images",
+            shown="FILE|DIR",
         ),
         Flag(
             "loader",
@@ -348,10 +351,11 @@ def export(values: flags.FlagValues, given: list[str]) -> int:
         "tfaccel predict --model=served/flowers/3 --json photographs/*.jpg",
         "tfaccel predict --model=runs/a --output=answers.csv photographs/",
         "tfaccel predict --model=runs/a --output=answers.parquet photographs/",
+        "tfaccel predict --model=runs/street --output=masks photographs/",
     ),
 )
 def predict(values: flags.FlagValues, paths: list[str]) -> int:
-    """Prints the classes of the image files; returns 1 if a file cannot be read."""
+    """Prints the answers for the image files, or writes them; returns 1 if a file is unreadable."""
     if not values.model or not paths:
         missing = "files" if values.model else "model"
         raise UserError(f"no {missing} given; e.g. `tfaccel predict --model=runs/a cat.jpg`")
@@ -363,6 +367,8 @@ def predict(values: flags.FlagValues, paths: list[str]) -> int:
     from tfaccel.export.asked_images import find_export, image_files
 
     folder, paths = find_export(pathlib.Path(values.model)), image_files(paths)
+    if output and not _is_of_rows(output):
+        return _predict_pictures(values, folder, paths, output)
     if output:
         _check_choice_of_classes(values, folder)
         gpu_ids, batch = values["gpu-ids"].value, values["global-batch-size"].value
@@ -392,11 +398,42 @@ def predict(values: flags.FlagValues, paths: list[str]) -> int:
     return int(failed)
 
 
+def _predict_pictures(
+    values: flags.FlagValues, folder: pathlib.Path, paths: list[str], output: pathlib.Path
+) -> int:
+    """Writes a mask or an image for each file; returns 1 if a file cannot be read."""
+    from tfaccel.export import card
+    from tfaccel.export.asked_images import picture_names
+
+    facts = card.read(folder)
+    if facts.get("class_names") or facts.get("target_names"):
+        form_of(output)  # raises a UserError: rows go into no folder
+    for name in ("threshold", "loader", "gpu-ids", "global-batch-size"):
+        if values[name].present:
+            raise UserError(
+                f"--{name} with --output={output}, a folder of pictures; remove --{name}"
+            )
+    names = picture_names(paths)
+    start_tensorflow()
+    from tfaccel.export.predict import Export
+    from tfaccel.export.predict_pictures import write_pictures
+
+    failed = False
+    for each in write_pictures(Export(folder), paths, names, output):
+        failed |= each.error is not None
+        show(each.line(values.top))
+    return int(failed)
+
+
+def _is_of_rows(output: pathlib.Path) -> bool:
+    return output.suffix.lower() in ENDINGS
+
+
 def _output_of(values: flags.FlagValues) -> pathlib.Path | None:
-    """Returns the new file for the rows, None without one.
+    """Returns the new file for rows, or the new folder for pictures; None without one.
 
     Raises:
-      UserError: it exists, it is neither CSV nor Parquet, or flags do not suit each other.
+      UserError: it exists, Parquet cannot be written, or flags do not suit each other.
     """
     if values.output is None:
         for name in ("loader", "gpu-ids", "global-batch-size"):
@@ -404,9 +441,10 @@ def _output_of(values: flags.FlagValues) -> pathlib.Path | None:
                 raise UserError(f"--{name} without --output; add --output=FILE.csv, or remove it")
         return None
     if values.json:
-        raise UserError("--json and --output; --output has rows of a table: remove --json")
+        raise UserError("--json and --output, which writes rows or pictures; remove --json")
     output = new_file("output", values.output)
-    form_of(output)  # or a UserError
+    if _is_of_rows(output):
+        form_of(output)  # or a UserError
     return output
 
 

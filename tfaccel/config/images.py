@@ -384,16 +384,17 @@ class DataConfig(ImageConfig):
     """For "csv": the column that has the labels. None: label, class, category or target."""
     label_columns: Sequence[str] | None = None
     """For "csv": several columns, e.g. x,y. They have 0 and 1 for each class, or numbers. "*" in a
-    name stands for any letters, and "*" alone for all columns but the path and the group. None: one
-    column."""
+    name stands for any letters, and "*" alone for all columns but the path and the group. "-"
+    before a name leaves a column out, e.g. *,-date. None: one column."""
     label_separator: str | None = None
     """For "csv" with several classes in one column: what is between two names, e.g. ";". "json" is
-    a list of JSON. None finds out."""
+    a list, as JSON or as Python writes it. None finds out."""
     task: str = "auto"
     """Task: auto, classes, multilabel or regression. What the labels of an image are: "classes" is
     one class, "multilabel" any number of classes, and "regression" numbers. "auto" decides by the
-    labels of "csv" and writes the reason to the log. Other sources have classes, and "tfrecord" and
-    "webdataset" have lists of labels if you set another task."""
+    labels of "csv" and writes the reason to the log. With "multilabel", several lines of "csv" may
+    name classes of one image. Other sources have classes, and "tfrecord" and "webdataset" have
+    lists of labels if you set another task."""
     group_column: str | None = None
     """For "csv" with validation_split or num_folds: a column, e.g. patient. Images with an equal
     value stay together, in training or in validation."""

@@ -11,7 +11,9 @@ that takes seconds.
 import ast
 import functools
 import importlib.util
+import os
 import pathlib
+import shlex
 from collections.abc import Collection
 
 from tfaccel.common.errors import UserError, did_you_mean
@@ -57,13 +59,39 @@ def check_monitor(monitor: str, metrics: Collection[str]) -> None:
         raise UserError(f"train.monitor={monitor!r} is not a metric of this experiment{hint}")
 
 
+def weights_in(file: str) -> pathlib.Path:
+    """Returns the path of `file`; for the folder of an export or a run, that of its model.keras.
+
+    The newest of several exports counts. Nothing need exist. "~" is the home folder.
+    """
+    path = pathlib.Path(os.path.expanduser(file))
+    exports = [path, *_numbered(path), *_numbered(path / "export")] if path.is_dir() else []
+    found = (each / "model.keras" for each in exports)
+    return next((each for each in found if each.is_file()), path)
+
+
+def _numbered(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the entries of a folder with a number as their name, the largest first."""
+    found = [each for each in folder.glob("*") if each.name.isdecimal()]
+    return sorted(found, key=lambda each: int(each.name), reverse=True)
+
+
 def weights_file(file: str) -> pathlib.Path:
-    """Returns the path of a file of weights.
+    """Returns the path of a file of weights, which may be given as an export's or a run's folder.
 
     Raises:
-      UserError: there is no such file, or its name has another suffix.
+      UserError: there is no such file, or its name has another suffix; or the folder has no export.
     """
-    path = local_path(file)
+    path = weights_in(local_path(file))
+    if path.is_dir():
+        fix = "give a run's workdir, the folder of an export, or a file of weights"
+        run = next((each for each in (path, *path.parents) if (each / "config.json").is_file()), 0)
+        if run:
+            fix = f"write an export first: `tfaccel export --workdir={shlex.quote(str(run))}`"
+            fix += f", and then give model.weights={str(run)!r}"
+        raise UserError(
+            f"model.weights={file!r} is a folder, and it has no export with a model.keras; {fix}"
+        )
     if path.suffix.lower() in PICKLES:
         raise UserError(
             f"model.weights={file!r} is a pickle of PyTorch, which can run code when it is read; "

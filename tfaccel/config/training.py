@@ -48,7 +48,7 @@ class ModelConfig:
     """File of weights to begin from. It is a local file: ".keras", ".weights.h5" (also of a
     KerasHub preset), ".weights.json" (an index of several files), ".h5" in the format of
     keras.applications, or ".safetensors" of torchvision or timm for resnet50_v1_5, VGG, DenseNet,
-    ConvNeXt or ViT.
+    ConvNeXt or ViT. A run's workdir or the folder of an export stands for its newest model.keras.
     Weights are matched by name and shape. Layers that do not match, such as a head for another
     number of classes, start with random weights, and the log lists them. A run that resumes takes
     its checkpoint instead. None starts all layers with random weights."""

@@ -1,8 +1,9 @@
-"""Tells which pixels a file of weights was trained on, and lets a config take these.
+"""Tells which pixels and classes a file of weights was trained on; a config takes the pixels.
 
 Takes the file and the model's name; gives mean, std and order of colours, and how they are known.
 
     known = of_file("resnet50_notop.h5", "resnet50")     # Known(pixels, "Keras's table ...")
+    class_names_of("runs/a/export/1/model.keras")        # ("cat", "dog"), or () if unknown
     sections = with_pixels(sections)     # data.mean, data.std, model.weights_order if not given
 
 A file beside the weights tells it, or their format together with the table in keras_pixels.py. It
@@ -17,8 +18,10 @@ from collections.abc import Mapping
 
 from tfaccel.common.regular_file import read_regular
 from tfaccel.config.keras_pixels import Pixels, trained_on
+from tfaccel.config.names import weights_in
 from tfaccel.config.segmentation import backbone_name
 
+OF_EXPORT = "tfaccel.json"
 TABLE = "tfaccel/config/keras_pixels.py, from Keras 3.15"
 
 
@@ -41,12 +44,12 @@ def of_file(weights: str, name: str) -> Known | None:
     """Returns the pixels that a file was trained on, or None if nothing tells it.
 
     Args:
-      weights: the path of the file. It need not exist.
+      weights: the path of the file, or the folder of an export or a run. It need not exist.
       name: the model's name.
     """
-    path = pathlib.Path(weights)
+    path = weights_in(weights)
     for file, read in (
-        ("tfaccel.json", _of_export),
+        (OF_EXPORT, _of_export),
         ("image_converter.json", _of_keras_hub),
         ("config.json", _of_timm),
     ):
@@ -63,12 +66,24 @@ def of_file(weights: str, name: str) -> Known | None:
     return Known(table, f"the table of keras.applications ({TABLE})", is_sure=is_keras_own)
 
 
+def class_names_of(weights: str) -> tuple[str, ...]:
+    """Returns the classes of an export's weights in their order; none if nothing tells them.
+
+    Args:
+      weights: as in `of_file`.
+    """
+    names = _json(weights_in(weights).with_name(OF_EXPORT)).get("class_names")
+    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+        return ()
+    return tuple(names)
+
+
 def with_pixels(sections: Mapping[str, Mapping]) -> dict[str, dict]:
     """Returns a config's sections, with the pixels of `model.weights` where the config has none."""
     sections = {name: dict(each) for name, each in sections.items()}
     data, model = sections["data"], sections["model"]
     weights, name = model.get("weights"), model.get("name")
-    are_given = isinstance(weights, str) and isinstance(name, str)
+    are_given = isinstance(weights, str) and weights and isinstance(name, str)
     if not are_given or data.get("channels", 3) != 3:
         return sections
     known = of_file(weights, name)

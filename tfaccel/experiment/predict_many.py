@@ -185,8 +185,9 @@ class _Export:
         names = facts.get("target_names" if kind == "numbers" else "class_names")
         if kind not in ("logits", "probabilities", "numbers") or not names:
             raise UserError(
-                f"{folder} does not predict the classes of image files, or numbers; expected an "
-                "export made with a loader of labelled images, as `tfaccel train` makes it"
+                f"{folder} does not predict the classes of image files, or numbers, which a CSV "
+                "file could hold; for masks or restored images give --output=DIR, a new folder, "
+                "else an export made with a loader of labelled images, as `tfaccel train` makes it"
             )
         if not file.is_file():
             raise UserError(

@@ -253,11 +253,15 @@ def _checked_counts(masks: Blobs | np.ndarray, num_outputs: int, ignored: int | 
             own[ignored] = 0
         largest = max(np.flatnonzero(own), default=0)
         if largest >= num_outputs:
+            fixes = [
+                f"use --config.model.num_outputs={largest + 1} or more, number the classes from 0",
+                f"if such pixels have no class, use --config.data.ignore_class={largest}",
+            ]
+            if largest == 255:  # Pascal VOC's and Cityscapes' value of pixels without a class
+                fixes.reverse()
             raise UserError(
                 f"{name} has the value {largest}, but num_outputs={num_outputs} allows 0 to "
-                f"{num_outputs - 1}; use --config.model.num_outputs={largest + 1} or more, number "
-                "the classes from 0, or, if such pixels have no class, use "
-                f"--config.data.ignore_class={largest}"
+                f"{num_outputs - 1}; {', or '.join(fixes)}"
             )
         counts += own
     return counts[:num_outputs]

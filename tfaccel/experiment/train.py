@@ -26,7 +26,7 @@ from tfaccel.data.images import ImageData
 from tfaccel.experiment import models, recipe, tasks, thaw
 from tfaccel.experiment.fit import fit
 from tfaccel.experiment.models.frozen import backbone_of, freeze
-from tfaccel.experiment.models.weights import begin_from
+from tfaccel.experiment.models.weights import begin_from, drawn_anew
 from tfaccel.experiment.open_data import open_loader, open_sources
 from tfaccel.export.at_start import check_at_start
 from tfaccel.export.rehearsal import Rehearsal
@@ -323,7 +323,8 @@ def build(
       UserError: the data do not suit the model.
     """
     task = tasks.task_of(data, config.model, config.step, config.train)
-    model = make_model(this_run, config, num_outputs=task.num_outputs, continues=continues)
+    outputs = {"num_outputs": task.num_outputs, "class_names": data.class_names}
+    model = make_model(this_run, config, **outputs, continues=continues)
     tasks.check_model(model, task)
     if fault := misfit(model, data.pixel_range):
         raise UserError(f"{fault} (--config.data.mean=0 --config.data.std={1 / 255:.16g})")
@@ -331,23 +332,31 @@ def build(
 
 
 def make_model(
-    this_run: Run, config: Config, *, num_outputs: int, continues: bool = False
+    this_run: Run,
+    config: Config,
+    *,
+    num_outputs: int,
+    class_names: Sequence[str] = (),
+    continues: bool = False,
 ) -> keras.Model:
     """Returns the config's model with `num_outputs` classes or channels, in the strategy's scope.
 
-    With `continues`, a checkpoint will replace all weights, so the config's are not loaded.
+    `class_names` are compared with those of the config's weights, if both are known. With
+    `continues`, a checkpoint will replace all weights, so the config's are not loaded.
 
     Raises:
       UserError: the model does not suit the images, or the config's weights or layers do not suit
         the model.
     """
+    weights = None if continues else config.model.weights
     with this_run.scope():
-        model = models.build(
-            config.model.name,
-            image_shape=(*config.data.image_size, config.data.channels),
-            num_outputs=num_outputs,
-            vit=config.vit,
-        )
+        with drawn_anew(weights) if weights else contextlib.nullcontext():
+            model = models.build(
+                config.model.name,
+                image_shape=(*config.data.image_size, config.data.channels),
+                num_outputs=num_outputs,
+                vit=config.vit,
+            )
         if config.model.weights is not None and continues:
             summary("model: the checkpoint's weights count, so model.weights is not read again")
         elif config.model.weights is not None:
@@ -356,6 +365,7 @@ def make_model(
                 model,
                 order=config.model.weights_order,
                 new_layers=config.model.new_layers or (),
+                class_names=class_names,
             )
             _compare_pixels(config)
         if config.model.float32_layers:

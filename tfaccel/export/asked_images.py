@@ -2,12 +2,13 @@
 
 folder = find_export(pathlib.Path("runs/a"))          # runs/a/export/3
 paths = image_files(["cat.jpg", "photographs"])       # a folder stands for the images in it
+names = picture_names(["photos/a/1.jpg", "photos/b/1.jpg"])    # ["a/1.png", "b/1.png"]
 """
 
 import os
 import pathlib
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tfaccel.common.errors import UserError, did_you_mean
 from tfaccel.common.local_path import local_path
@@ -62,6 +63,27 @@ def image_files(given: Iterable[str]) -> list[str]:
         others = f", and neither do {len(missing) - 1} others" if len(missing) > 1 else ""
         raise UserError(f"{missing[0]} does not exist{others}; give image files or folders of them")
     return files
+
+
+def picture_names(paths: Sequence[str]) -> list[str]:
+    """Returns the name of each path's PNG file: the path below the deepest folder of all of them.
+
+    Raises:
+      UserError: two images would have the same name, because only their suffixes differ.
+    """
+    whole = [os.path.abspath(each) for each in paths]
+    common = os.path.commonpath([os.path.dirname(each) for each in whole])
+    names, first = [], {}
+    for given, path in zip(paths, whole, strict=True):
+        name = os.path.splitext(os.path.relpath(path, common))[0] + ".png"
+        other = first.setdefault(name, given)
+        if other != given:
+            raise UserError(
+                f"{other} and {given} would both be written as {name}; predict them in two calls, "
+                "with two folders as --output"
+            )
+        names.append(name)
+    return names
 
 
 def _below(folder: str) -> list[str]:

@@ -1,7 +1,8 @@
 """Predicts the classes of image files, or numbers, with an export.
 
 A `Predictor` takes the folder of an export, or of its versions. It yields a Prediction for each
-path. A file that cannot be read gives a Prediction with an error.
+path. A file that cannot be read gives a Prediction with an error. An `Export` gives any answer of
+the export; predict_pictures.py writes masks and images by it.
 
     for each in Predictor(pathlib.Path("runs/a/export"))(paths):
         print(each.path, each.error or each.probabilities.argmax())
@@ -83,12 +84,14 @@ class Prediction:
         return in_lines(f"{self.path}: {self.error or ', '.join(said)}", rest="  ")
 
 
-class Predictor:
-    """A loaded export.
+class Export:
+    """A loaded export of a model of images.
 
     Attributes:
-      task: what it predicts: see `data.source.TASKS`.
-      class_names: the names of its classes, in order, or of its numbers.
+      folder: where it is.
+      facts: what its card says.
+      shapes: the shape of each answer to files, by name, with None for the rows; empty if the
+        export takes no files.
     """
 
     def __init__(self, model: pathlib.Path):
@@ -99,10 +102,10 @@ class Predictor:
             run's workdir.
 
         Raises:
-          UserError: there is no export, or it predicts neither classes of image files nor numbers.
+          UserError: there is no export, or it cannot be loaded.
         """
-        folder = find_export(model)
-        facts = card.read(folder)
+        self.folder = folder = find_export(model)
+        self.facts = card.read(folder)
         runtime.load_cuda_libraries()
         with contextlib.suppress(RuntimeError, ValueError):  # the process already uses the GPUs
             for gpu in tf.config.list_physical_devices("GPU"):
@@ -115,64 +118,99 @@ class Predictor:
             raise UserError(f"{folder} cannot be loaded ({error}); export it again") from error
         signatures = self._loaded.signatures
         self._answer = signatures.get("predict_bytes")
-        pixels = facts.get("preprocessing")
+        pixels = self.facts.get("preprocessing")
         self._reads = None  # what reads files that the export cannot decode
         if pixels and not pixels["formats"]:
             self._reads = Preprocessing.from_dict(pixels)
             self._answer = signatures.get("serving_default")
         given = self._answer.structured_outputs if self._answer else {}
-        self._name = "numbers" if "numbers" in given else "probabilities"
-        shape = given.get(self._name)
-        self.task = facts.get("task") or "classes"  # which older exports do not say
-        if shape is None or len(shape.shape) != 2:
-            raise UserError(
-                f"{folder} does not predict the classes of image files; expected an export "
-                "made with a loader of labelled images, as `tfaccel train` makes it"
-            )
-        key = "target_names" if self._name == "numbers" else "class_names"
-        named = [str(each) for each in facts.get(key, ())]
-        self.class_names = list(card.completed(named, shape.shape[1]))
+        self.shapes = {name: tuple(each.shape) for name, each in given.items()}
 
-    def __call__(self, paths: Sequence[str]) -> Iterator[Prediction]:
-        """Yields a prediction for each path, in order."""
-        for start in range(0, len(paths), ROWS):
-            yield from self._of_some(paths[start : start + ROWS])
+    def ask(
+        self, paths: Sequence[str], name: str, *, rows: int = ROWS
+    ) -> Iterator[np.ndarray | str]:
+        """Yields the answer of that name for each file, or why it cannot be read or decoded.
 
-    def _of_some(self, paths: Sequence[str]) -> Iterator[Prediction]:
-        read = [_read(path) for path in paths]
-        answers = iter(self._ask([each for each in read if isinstance(each, bytes)]))
-        for path, each in zip(paths, read, strict=True):
-            answer = next(answers) if isinstance(each, bytes) else each
-            is_error = isinstance(answer, str)
-            if not is_error:
-                yield Prediction(path, **{self._name: answer})
-            else:
-                none = np.zeros(0) if self._name == "numbers" else None
-                yield Prediction(path, error=answer, numbers=none)
+        Args:
+          paths: the files.
+          name: one of `shapes`.
+          rows: the most files in one request.
+        """
+        for start in range(0, len(paths), rows):
+            read = [_read(path) for path in paths[start : start + rows]]
+            answers = iter(self._ask([each for each in read if isinstance(each, bytes)], name))
+            for each in read:
+                yield next(answers) if isinstance(each, bytes) else each
 
-    def _ask(self, encoded: list[bytes]) -> list[np.ndarray | str]:
-        """Returns each file's probabilities or numbers, or why it cannot be decoded."""
+    def _ask(self, encoded: list[bytes], name: str) -> list[np.ndarray | str]:
         if not encoded:
             return []
         if self._reads is not None:
-            return [self._of_raster(each) for each in encoded]
+            return [self._of_raster(each, name) for each in encoded]
         try:
-            return list(self._answer(image_bytes=tf.constant(encoded))[self._name].numpy())
+            return list(self._answer(image_bytes=tf.constant(encoded))[name].numpy())
         except tf.errors.OpError as error:
             if len(encoded) == 1:
                 return [_in_words(error)]
             # One of the files failed. Ask for each alone, to find out which and why.
-            return [answer for each in encoded for answer in self._ask([each])]
+            return [answer for each in encoded for answer in self._ask([each], name)]
 
-    def _of_raster(self, encoded: bytes) -> np.ndarray | str:
-        """Returns the probabilities or numbers of a file that is read as it is stored."""
+    def _of_raster(self, encoded: bytes, name: str) -> np.ndarray | str:
+        """Returns the answer to a file that is read as it is stored."""
         try:
             pixels = raster.read_as(encoded, raster.form_of(self._reads.images))
         except raster.FAULTS as error:
             return raster.cause(error)
         taken = self._answer.structured_input_signature[1]["image"].dtype
         window = tf.cast(self._reads.window_of(tf.constant(pixels)), taken)
-        return self._answer(image=window[None])[self._name].numpy()[0]
+        return self._answer(image=window[None])[name].numpy()[0]
+
+
+def refusal(export: Export, wanted: str) -> UserError:
+    """Returns the error that an export does not predict what is wanted, such as "masks"."""
+    shapes = export.shapes
+    if len(shapes.get("image", shapes.get("probabilities", ()))) == 4:
+        what = "an image" if "image" in shapes else "a mask"
+        fix = f"it predicts {what} for each file: add --output=DIR, a new folder for them"
+    elif len(shapes.get("numbers", shapes.get("probabilities", ()))) == 2:
+        fix = "it predicts classes or numbers: use --output=FILE.csv, or no --output"
+    else:
+        fix = "expected an export made with a loader of images, as `tfaccel train` makes it"
+    return UserError(f"{export.folder} does not predict {wanted}; {fix}")
+
+
+class Predictor:
+    """An export that answers with classes or numbers.
+
+    Attributes:
+      task: what it predicts: see `data.source.TASKS`.
+      class_names: the names of its classes, in order, or of its numbers.
+    """
+
+    def __init__(self, model: pathlib.Path):
+        """Loads the export, as `Export` does.
+
+        Raises:
+          UserError: there is no export, or it predicts neither classes of image files nor numbers.
+        """
+        self._export = export = Export(model)
+        self._name = "numbers" if "numbers" in export.shapes else "probabilities"
+        shape = export.shapes.get(self._name, ())
+        self.task = export.facts.get("task") or "classes"  # which older exports do not say
+        if len(shape) != 2:
+            raise refusal(export, "the classes of image files")
+        key = "target_names" if self._name == "numbers" else "class_names"
+        named = [str(each) for each in export.facts.get(key, ())]
+        self.class_names = list(card.completed(named, shape[1]))
+
+    def __call__(self, paths: Sequence[str]) -> Iterator[Prediction]:
+        """Yields a prediction for each path, in order."""
+        for path, answer in zip(paths, self._export.ask(paths, self._name), strict=True):
+            if not isinstance(answer, str):
+                yield Prediction(path, **{self._name: answer})
+            else:
+                none = np.zeros(0) if self._name == "numbers" else None
+                yield Prediction(path, error=answer, numbers=none)
 
 
 def _read(path: str) -> bytes | str:

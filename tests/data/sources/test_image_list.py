@@ -141,3 +141,24 @@ def test_a_missing_list_has_neighbours(tmp_path):
     (tmp_path / "train.csv").touch()
     with pytest.raises(UserError, match=r"does not exist; did you mean 'train.csv'"):
         image_list(tmp_path / "trian.csv")
+
+
+def test_another_encoding_is_told_with_a_command(listed, tmp_path):
+    listed("path,label\nc/0.png,a\n")  # makes the images
+    file = tmp_path / "latin.csv"
+    file.write_bytes("path,label\nc/0.png,é\n".encode("cp1252"))
+    with pytest.raises(
+        UserError, match=r"expected UTF-8; if it is Windows-1252: iconv -f WIN"
+    ) as e:
+        image_list(file)
+    assert f"-t UTF-8 {file} > utf8.csv" in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("times", "words"), [(2, "1 line of {} repeats an image"), (3, "2 lines of {} repeat an image")]
+)
+def test_lines_that_repeat_an_image_are_counted(listed, tmp_path, caplog, times, words):
+    source = listed("path,label\n" + "c/0.png,a\n" * times)
+    assert len(source) == times
+    assert words.split("{}")[0] in caplog.text
+    assert words.split("{}")[1] in caplog.text

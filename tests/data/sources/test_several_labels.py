@@ -73,6 +73,29 @@ def test_a_star_is_all_columns_but_those_of_the_path_and_the_group(listed):
     assert source.groups.tolist() == [0, 1, 0]
     source = listed("is_a,is_b,c", "1,0,9", "0,0,9", "1,1,9", label_columns=["is_*"])
     assert source.class_names == ("is_a", "is_b")
+    source = listed("a_is,b_is", "1,0", "0,0", "1,1", label_columns=["*_is"])  # matches the line
+    assert source.class_names == ("a_is", "b_is")
+
+
+def test_a_minus_leaves_columns_out(listed):
+    values = ("1,x,0,9", "0,y,0,9", "1,x,1,9")
+    for patterns in ("*,-word,-is_x", "*,-Word*,-*_x", "-word,*,-word,-is_x"):
+        source = listed("a,word,b,is_x", *values, label_columns=patterns.split(","))
+        check(source, "multilabel", [[1, 0], [0, 0], [1, 1]], ("a", "b"))
+    source = listed("a,-a", "1,0", "0,0", "1,1", label_columns=["a", "-a"])  # a name like that
+    check(source, "multilabel", [[1, 0], [0, 0], [1, 1]], ("a", "-a"))
+    with pytest.raises(UserError, match=r"no column '-c' for a label; it has path, a, b"):
+        listed("a,b", "1,0", "0,0", "1,1", label_columns=["*", "-c"])
+    with pytest.raises(UserError, match=r"the column word is 'x'; .*use label_columns=\*,-word$"):
+        listed("a,word", "1,x", "0,y", "1,x", label_columns=["*"])
+
+
+@pytest.mark.parametrize(
+    "field", ["['a'", "['a', 1.5]", "[['a']]", "[" * 9000, "[f('a')]", "[b'a']"]
+)
+def test_what_only_begins_like_a_list_is_refused(listed, field):
+    with pytest.raises(UserError, match=r"expected a list of names, such as"):
+        listed("label", f'"{field}"', "['a']", "['a']", label_separator="json")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +104,8 @@ def test_a_star_is_all_columns_but_those_of_the_path_and_the_group(listed):
         (("cat|dog", "", "cat"), "|", "because the names of an image are separated by '|'; 2 po"),
         (("cat;dog", "dog", "cat"), ";", "separated by ';'"),
         (("cat dog", "dog", "cat"), " ", "separated by blanks"),
-        (('"[""cat"", ""dog""]"', "[]", '"[""cat""]"'), "json", "the labels are lists of JSON"),
+        (('"[""cat"", ""dog""]"', "[]", '"[""cat""]"'), "json", "the labels are lists of names"),
+        (("\"['cat', 'dog']\"", "[]", "['cat']"), "json", "the labels are lists of names"),
     ],
 )
 def test_names_in_one_field_are_several_classes(listed, caplog, fields, separator, said):
@@ -241,3 +265,59 @@ def test_other_labels_are_other_facts(listed):
     assert one.facts() != other.facts()
     assert one.facts() == listed("x,y", "0.5,1", "0,2", "3,0", label_columns="xy").facts()
     assert "with the numbers x, y" in repr(one)
+
+
+def read_lines(tmp_path, *lines, header="path,label", **settings):
+    for name in PATHS:
+        (tmp_path / name).touch()
+    (tmp_path / "list.csv").write_text("\n".join([header, *lines]))
+    return image_list(tmp_path / "list.csv", **{"task": "multilabel"} | settings)
+
+
+@pytest.mark.parametrize(
+    ("lines", "settings", "labels", "names"),
+    [
+        (
+            ["0,red cell", "1,", "0,b", "2,b", "0,b"],
+            {},
+            [[1, 1], [0, 0], [1, 0]],
+            ("b", "red cell"),
+        ),
+        (["0,a|b", "1,a", "./0,c", "2,b"], {}, [[1, 1, 1], [1, 0, 0], [0, 1, 0]], ("a", "b", "c")),
+        (
+            ["0,a+b", "1,a", "0,c"],
+            {"label_separator": "+"},
+            [[1, 1, 1], [1, 0, 0]],
+            ("a", "b", "c"),
+        ),
+        (['0,"[""a"", ""b""]"', "0,[]", "1,[]"], {}, [[1, 1], [0, 0]], ("a", "b")),
+        (["0,7", "0,12", "1,7"], {}, [[1, 1], [0, 1]], ("12", "7")),
+        (["0,a", "0,b"], {"class_names": ("b", "x", "a")}, [[1, 0, 1]], ("b", "x", "a")),
+    ],
+)
+def test_several_lines_of_an_image_are_its_classes(
+    tmp_path, caplog, lines, settings, labels, names
+):
+    caplog.set_level("INFO", "tfaccel")
+    lines = [each.replace(",", ".png,", 1) for each in lines]
+    source = read_lines(tmp_path, *lines, **settings)
+    check(source, "multilabel", labels, names)
+    assert [each[-5:] for each in source.images.files] == list(PATHS[: len(labels)])
+    assert f"{len(lines)} lines of {tmp_path / 'list.csv'} for {len(labels)} image" in caplog.text
+    assert "because of task='multilabel'; " in caplog.text
+
+
+def test_lines_of_an_image_keep_its_group_and_its_line_in_errors(tmp_path):
+    lines, header = ("0.png,a,x", "1.png,a,y", "0.png,b,x", "2.png,c,y"), "path,label,who"
+    source = read_lines(tmp_path, *lines, header=header, group_column="who")
+    assert source.groups.tolist() == [0, 1, 1]
+    with pytest.raises(UserError, match=r"list.csv line 5: the label is 'c', which is not among"):
+        read_lines(tmp_path, *lines, header=header, class_names=["a", "b"])
+    with pytest.raises(UserError, match=r"lines 2 and 4 give .* or use task='multilabel'"):
+        read_lines(tmp_path, *lines, header=header, task="auto")
+
+
+def test_lines_that_only_repeat_an_image_still_count_more_than_once(tmp_path, caplog):
+    source = read_lines(tmp_path, "0.png,a|b", "1.png,a", "0.png,a|b")
+    check(source, "multilabel", [[1, 1], [1, 0], [1, 1]], ("a", "b"))
+    assert "such images count more than once" in caplog.text

@@ -1,5 +1,7 @@
 """Weights that a model begins with, from files that other models were saved in."""
 
+import json
+
 import keras
 import ml_dtypes
 import numpy as np
@@ -285,6 +287,50 @@ def test_what_is_no_weights_is_refused_in_a_sentence(tmp_path, name, words):
     with pytest.raises(UserError, match=r"model\.weights=") as caught:
         begin_from(str(file), build())
     assert words in str(caught.value)
+
+
+def test_a_run_stands_for_its_newest_export(tmp_path, caplog):
+    for number in (9, 10):
+        (tmp_path / f"export/{number}").mkdir(parents=True)
+        save(build(seed=number), tmp_path / f"export/{number}/model.keras")
+    model = build()
+    begin_from(str(tmp_path), model)
+    expect_equal(model, build(seed=10))
+    assert "3 of 3 layers from" in caplog.text
+    assert "export/10/model.keras" in caplog.text
+
+
+def test_a_folder_without_an_export_is_refused_with_the_way_to_one(tmp_path):
+    folder = tmp_path / "a run/checkpoints/step-00000012"
+    folder.mkdir(parents=True)
+    with pytest.raises(UserError, match=r"no export .*; give a run's workdir, the folder of an ex"):
+        begin_from(str(folder), build())
+    (tmp_path / "a run/config.json").touch()
+    for each in (folder, folder.parents[0], folder.parents[1]):
+        with pytest.raises(UserError, match=r"`tfaccel export --workdir='[^']*/a run'`, and then"):
+            begin_from(str(each), build())
+
+
+@pytest.mark.parametrize(
+    ("of_file", "of_data", "num_outputs", "warns"),
+    [
+        (["a", "b", "c"], ["x", "y", "z"], 3, True),
+        (["a", "b", "c"], ["a", "c", "b"], 3, True),
+        (["a", "b", "c"], ["a", "b", "c"], 3, False),
+        (["a", "b", "c"], ["w", "x", "y", "z"], 4, False),  # the head does not fit, so it is new
+        (["a", "b", "c"], [], 3, False),
+        ([], ["x", "y", "z"], 3, False),
+    ],
+)
+def test_a_head_for_other_classes_is_told(tmp_path, caplog, of_file, of_data, num_outputs, warns):
+    file = save(build(seed=1), tmp_path / "model.keras")
+    (tmp_path / "tfaccel.json").write_text(json.dumps({"class_names": of_file}))
+    begin_from(file, build(num_outputs), class_names=of_data)
+    assert ("--config.model.new_layers=head" in caplog.text) == warns
+    assert ("are a, b, c, and the data's are " + ", ".join(of_data) in caplog.text) == warns
+    caplog.clear()
+    begin_from(file, build(num_outputs), class_names=of_data, new_layers=["head"])
+    assert "other classes" not in caplog.text
 
 
 def picture_network(name="small"):

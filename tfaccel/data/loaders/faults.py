@@ -19,7 +19,7 @@ from tfaccel.config import CROPS, AugmentConfig, ImageConfig
 from tfaccel.data.loaders.decode import two_sizes
 from tfaccel.data.source import Blobs, ImageSource, UnreadableError
 from tfaccel.data.sources.kinds import unfit_blob
-from tfaccel.data.sources.pillow import Headers, header, stored_size, undecodable
+from tfaccel.data.sources.pillow import Headers, image_size, undecodable
 
 
 @contextlib.contextmanager
@@ -149,11 +149,11 @@ def wrong_size(
     Raises:
       UserError: an example is not an image.
     """
-    read = headers or header
     for index in ids:
-        size, name = stored_size(read(source.images, index)), source.images.name(index)
+        size = image_size(source.images, index, headers=headers)
+        name = source.images.name(index)
         if source.targets is not None:
-            other = stored_size(read(source.targets, index))
+            other = image_size(source.targets, index, headers=headers)
             if other != size:
                 return two_sizes(source, index, size, other)
         if augment.window in CROPS and any(

@@ -15,6 +15,7 @@ numbers:
 
 import array
 import itertools
+import json
 import logging
 import os
 import pathlib
@@ -25,10 +26,12 @@ import numpy as np
 
 from tfaccel.common.checks import check_choice
 from tfaccel.common.errors import UserError
+from tfaccel.common.run_log import summary
+from tfaccel.common.tables import counted
 from tfaccel.data.file_names import AT_A_TIME, FileNames, GrowingFileNames
 from tfaccel.data.source import TASKS, Blobs, ImageSource
 from tfaccel.data.sources import several_labels
-from tfaccel.data.sources.labels import from_text
+from tfaccel.data.sources.labels import from_text, several_in_one
 from tfaccel.data.sources.list_rows import Asked, Row, Rows, read_rows
 from tfaccel.data.sources.paths import absolute
 from tfaccel.data.sources.pillow import IMAGE_SUFFIXES
@@ -60,7 +63,7 @@ def image_list(
         to the largest. Other labels are class names, sorted as text.
       several classes: [num_examples, classes] float32, 1 for each class of the image, else 0. The
         classes are columns of 0 and 1, or names in one field, sorted as text. An image may have
-        none.
+        none. With task="multilabel", an image may have several lines, whose names all count.
       numbers: [num_examples, targets] float32, for a regression.
 
     Args:
@@ -77,10 +80,10 @@ def image_list(
       path_column: the column of the header that has the paths; None for one of PATH_COLUMNS.
       label_column: the column that has the labels; None for one of LABEL_COLUMNS.
       label_columns: several columns of 0 and 1, or of numbers. "*" in a name stands for any
-        letters, and "*" alone for all columns but those of the path and the group. None: one
-        column.
-      label_separator: what is between the names of several classes in one field; "json" for a list
-        of JSON. None finds out.
+        letters, and "*" alone for all columns but those of the path and the group. "-" before a
+        name leaves columns out: ["*", "-date"]. None: one column.
+      label_separator: what is between the names of several classes in one field; "json" for a list,
+        as JSON or as Python writes it. None finds out.
       task: "classes", "multilabel" or "regression"; "auto" decides by the labels and logs why.
 
     Raises:
@@ -104,12 +107,23 @@ def image_list(
             f"{file} line {numbers[0]}: {paths[0]} does not exist; relative paths start in {root}: "
             "give another folder as root= (--config.data.images)"
         )
-    in_order = np.sort(listed.hashes)
+    place = lambda index: f"{file} line {numbers[index]}"  # noqa: E731
+    in_order, is_joined = np.sort(listed.hashes), False
     if (in_order[1:] == in_order[:-1]).any():
+        is_joined = task == "multilabel" and read.is_field and _labels_differ(listed)
+        if is_joined:
+            listed = _joined(listed, label_separator, place)
+            label_separator = several_labels.JSON
+            summary(
+                "data: %s of %s for %s; an image has the classes of all its lines",
+                *(counted(len(paths), "line"), file, counted(len(listed.paths), "image")),
+            )
+            numbers, paths = listed.numbers, listed.paths
         _check_repeated(file, paths, listed.labels, numbers)
     settings = {"task": task, "class_names": class_names, "separator": label_separator}
-    place = lambda index: f"{file} line {numbers[index]}"  # noqa: E731
     found = _labels(read, listed, place, **settings)
+    if is_joined:
+        found = found._replace(reason=f"of task={task!r}")
     groups = np.array(listed.groups) if group_column is not None else None
     source = ImageSource(
         Blobs(paths),
@@ -138,7 +152,9 @@ def _labels(
                 f"label_separator={separator!r} with several columns of labels; it is for names in "
                 "one column: remove it"
             )
-        found = several_labels.of_columns(listed.labels, read.labels, task=task, place=place)
+        found = several_labels.of_columns(
+            listed.labels, read.labels, task=task, place=place, pattern=read.pattern
+        )
         if class_names is not None and found.class_names and found.class_names != (*class_names,):
             raise UserError(
                 f"the columns {', '.join(found.class_names)} are the classes, but class_names="
@@ -219,6 +235,43 @@ def _normal(path: str) -> str:
     return os.path.normpath(path) if "/." in path or "//" in path else path
 
 
+def _first_lines(listed: _Listed) -> list[int]:
+    """Returns for each line the first one that has its path, both as places from 0."""
+    first: dict[str, int] = {}
+    return [first.setdefault(path, index) for index, path in enumerate(map(_normal, listed.paths))]
+
+
+def _labels_differ(listed: _Listed) -> bool:
+    """Returns whether two lines of an image have different labels."""
+    first = _first_lines(listed)
+    return any(
+        listed.labels[line] != label for line, label in zip(first, listed.labels, strict=True)
+    )
+
+
+def _joined(listed: _Listed, separator: str | None, place: Callable[[int], str]) -> _Listed:
+    """Returns one line for each image, whose label is a list of the names in all of its lines."""
+    first, fields = _first_lines(listed), [field for (field,) in listed.labels]
+    if separator is None:
+        distinct = set(fields) - {""}
+        several = several_in_one(distinct)
+        separator = several and (several.separator or several_labels.separator_of(distinct))
+    names = {line: {} for line in first}
+    for index, (line, field) in enumerate(zip(first, fields, strict=True)):
+        where = lambda _, at=index: place(at)  # noqa: E731
+        # Without a separator each line has one name, which may contain blanks.
+        found = [field] if separator is None else several_labels.names_in(field, separator, where)
+        names[line] |= dict.fromkeys(each for each in found if each)
+    kept = list(names)
+    return _Listed(
+        array.array("q", (listed.numbers[each] for each in kept)),
+        FileNames.of([listed.paths[each] for each in kept]),
+        array.array("q", (listed.hashes[each] for each in kept)),
+        [(json.dumps(list(each)),) for each in names.values()],
+        array.array("q", (listed.groups[each] for each in kept)),
+    )
+
+
 def _check_repeated(
     file: pathlib.Path, paths: Sequence[str], labels: list[tuple[str, ...]], numbers: Sequence[int]
 ) -> None:
@@ -231,17 +284,19 @@ def _check_repeated(
                 f"{file} lines {numbers[before]} and {numbers[index]} give {path} the labels "
                 f"'{','.join(labels[before])}' and '{','.join(labels[index])}'; expected one line "
                 "for each image: remove one of them. If an image has several classes, name them in "
-                "one line, such as 'cat|dog'"
+                "one line, such as 'cat|dog', or use task='multilabel' "
+                "(--config.data.task=multilabel), which takes several lines of an image"
             )
         if before != index:
             repeated.append((before, index))
     if repeated:
         before, index = repeated[0]
         log.warning(
-            "data: %d lines of %s repeat an image of an earlier line with the same label, first "
-            "lines %d and %d; such images count more than once",
-            len(repeated),
+            "data: %s of %s %s an image of an earlier line with the same label, first lines %d and "
+            "%d; such images count more than once",
+            counted(len(repeated), "line"),
             file,
+            "repeats" if len(repeated) == 1 else "repeat",
             numbers[before],
             numbers[index],
         )

@@ -15,6 +15,7 @@ import itertools
 import json
 import pathlib
 import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -70,12 +71,14 @@ class Rows(NamedTuple):
       labels: the names of the labels' columns; "0", "1", ... for numbers without a header.
       is_field: whether the labels are one field, which may have several names.
       without_label: returns the error for the line with the given number, which has no label.
+      pattern: the label_columns that were asked for, if they have a "*"; else None.
     """
 
     rows: Iterator[Row]
     labels: tuple[str, ...]
     is_field: bool
     without_label: Callable[[int], UserError]
+    pattern: str | None = None
 
 
 def read_rows(file: pathlib.Path, asked: Asked, *, task: str) -> Rows:
@@ -108,7 +111,14 @@ def read_rows(file: pathlib.Path, asked: Asked, *, task: str) -> Rows:
         names = ("label",) if count == 1 else tuple(map(str, range(count)))
         rows = _plain_rows(file, lines, count, task)
         return Rows(rows, names, count == 1, functools.partial(_without_label, file, "a number"))
-    return Rows(rows, columns.labels, asked.label_columns is None, wrong)
+    pattern = ",".join(asked.label_columns or ())
+    return Rows(
+        rows,
+        columns.labels,
+        asked.label_columns is None,
+        wrong,
+        pattern if "*" in pattern else None,
+    )
 
 
 def _is_image(path: str) -> bool:
@@ -151,6 +161,10 @@ def _lines(file: pathlib.Path) -> Iterator[str]:
         cause = getattr(error, "strerror", None) or error
         packed = compression_of(file)
         fix = f"it is {packed}: unpack or convert it to text" if packed else "expected UTF-8"
+        if isinstance(error, UnicodeDecodeError) and not packed:
+            # Spreadsheets write the encoding of the system, mostly this one in the West.
+            quoted = shlex.quote(str(file))
+            fix += f"; if it is Windows-1252: iconv -f WINDOWS-1252 -t UTF-8 {quoted} > utf8.csv"
         raise UserError(f"image list {file} cannot be read ({cause}); {fix}") from None
 
 
@@ -184,7 +198,9 @@ def _wanted(asked: Asked) -> dict[str, tuple[str, ...]]:
 
 def _has_any(columns: Sequence[str], asked: Asked) -> bool:
     names = set(itertools.chain.from_iterable(_wanted(asked).values()))
-    own = [each for each in asked.label_columns or () if each != "*"]
+    # One column is the whole line, which "*_x" would match, where the delimiter is another one.
+    several = asked.label_columns or () if len(columns) > 1 else ()
+    own = [each for each in several if each != "*" and not each.startswith("-")]
     is_label = any(not isinstance(matching([each], columns), str) for each in own)
     return is_label or not names.isdisjoint(each.lower() for each in columns)
 

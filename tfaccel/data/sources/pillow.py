@@ -50,8 +50,13 @@ def undecodable(blobs: Blobs, index: int) -> str | None:
     return None
 
 
-def image_size(blobs: Blobs, index: int) -> tuple[int, int]:
+def image_size(blobs: Blobs, index: int, *, headers: "Headers | None" = None) -> tuple[int, int]:
     """Returns an image's (height, width) in pixels, as they are stored.
+
+    Args:
+      blobs: the images.
+      index: the image.
+      headers: what has read some of them already; None for nothing.
 
     Raises:
       UserError: the file cannot be read, or is not an image.
@@ -59,7 +64,7 @@ def image_size(blobs: Blobs, index: int) -> tuple[int, int]:
     if blobs.form is not None:
         found = raster_header(blobs, index)
         return found.height, found.width
-    return stored_size(header(blobs, index))
+    return stored_size((headers or header)(blobs, index))
 
 
 def raster_header(blobs: Blobs, index: int) -> raster.Header:

@@ -10,6 +10,7 @@ image and 0 for all others. An image may have no class at all. `separator_of` fi
 separates several names.
 """
 
+import ast
 import json
 import logging
 import re
@@ -34,7 +35,7 @@ log = logging.getLogger("tfaccel")
 
 FLAGS = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "false": 0.0, "true": 1.0}
 MOST_COLUMNS = 100_000  # classes of images with several; larger numbers are surely identifiers
-JSON = "json"  # the separator of a field with a list of JSON
+JSON = "json"  # the separator of a field with a list, as JSON or as Python writes it
 WORDS = {" ": "blanks"}
 
 
@@ -53,6 +54,7 @@ def of_columns(
     *,
     task: str,
     place: Callable[[int], str],
+    pattern: str | None = None,
 ) -> Labels:
     """Returns the labels that one or several columns say.
 
@@ -62,6 +64,8 @@ def of_columns(
       task: "classes" (one column of each row is 1), "multilabel" or "regression"; "auto" takes
         columns of 0 and 1 for several classes, and others for numbers.
       place: returns the place of the row with the given index, for errors.
+      pattern: the label_columns that a person gave, if they have a "*", which may have matched a
+        column that is no label.
 
     Raises:
       UserError: a value is missing, or is not of the task.
@@ -74,9 +78,10 @@ def of_columns(
         held = "only 0 and 1" if are_flags else "numbers"
         reason = f"{_listed('column', columns)} {'have' if columns[1:] else 'has'} {held}"
     if task == "regression":
-        return Labels(_numbers(rows, columns, texts, place), (), tuple(columns), reason)
+        labels = _numbers(rows, columns, texts, place, pattern)
+        return Labels(labels, (), tuple(columns), reason)
     if not are_flags:
-        _refuse(rows, columns, lambda value: value.lower() in FLAGS, "0 or 1", place)
+        _refuse(rows, columns, lambda value: value.lower() in FLAGS, "0 or 1", place, pattern)
     value_of = {each: FLAGS[each.lower()] for values in texts for each in set(values)}
     flags = [np.fromiter(map(value_of.get, each), np.float32, len(each)) for each in texts]
     labels = np.stack(flags, axis=1)
@@ -103,12 +108,13 @@ def of_names(
 
     Args:
       fields: [num_examples], each with any number of names. An empty field has none.
-      separator: what is between two names, or JSON for a list of JSON; None finds it out.
+      separator: what is between two names, or JSON for a list; None finds it out.
       place: as in `of_columns`.
       class_names: all names in order. The default is the names that occur, sorted as text.
 
     Raises:
-      UserError: a field is not a list of JSON, or a name is not among `class_names`.
+      UserError: a field is not a list, although the separator is JSON, or a name is not among
+        `class_names`.
     """
     distinct = list(dict.fromkeys(fields))
     reason = "of label_separator"
@@ -116,7 +122,7 @@ def of_names(
         separator = separator_of(distinct, class_names)
         reason = f"the names of an image are separated by {in_words(separator)}"
         if separator == JSON:
-            reason = "the labels are lists of JSON"
+            reason = "the labels are lists of names"
         elif separator is None:
             reason = "of task='multilabel', and each image has one name at most"
     where = lambda field: place(fields.index(field))  # noqa: E731
@@ -230,7 +236,7 @@ def source_of(found, *, task: str, class_names: Sequence[str] | None, **how) -> 
 def separator_of(fields: Iterable[str], class_names: Sequence[str] | None = None) -> str | None:
     """Returns what separates the names in fields that may hold several; None if nothing does.
 
-    Lists of JSON come first, then the first of SEPARATORS that occurs. With `class_names`, a field
+    Lists come first, then the first of SEPARATORS that occurs. With `class_names`, a field
     that is one of them is one name, and a separator must leave only known names.
     """
     known = set(class_names or ())
@@ -253,21 +259,18 @@ def names_in(field: str, separator: str | None, place: Callable[[str], str]) -> 
     """Returns the names in a field.
 
     Raises:
-      UserError: the field is not a list of JSON, though the separator is JSON.
+      UserError: the field is not a list of names, although the separator is JSON.
     """
     if separator != JSON:
         return [field] if separator is None and field else _split(field, separator or " ")
     if not field:
         return []
-    try:
-        names = json.loads(field)
-    except (ValueError, RecursionError):
-        names = None
-    if not isinstance(names, list) or not all(
+    names = _list_in(field)
+    if names is None or not all(
         isinstance(each, str | int) and not isinstance(each, bool) for each in names
     ):
         raise UserError(
-            f"{place(field)}: the label is {field!r:.200}; expected a list of JSON, such as "
+            f"{place(field)}: the label is {field!r:.200}; expected a list of names, such as "
             '["cat", "dog"]'
         )
     return [str(each).strip() for each in names]
@@ -283,7 +286,7 @@ def decided(labels: Sequence[str], class_names: Sequence[str] | None) -> tuple[s
     distinct = set(labels)
     lists = sorted(each for each in distinct if each.startswith("["))
     if lists and all(map(_has_names, lists)) and distinct <= {*lists, ""}:
-        return "multilabel", f"{lists[0]:.80} is a list of JSON"
+        return "multilabel", f"{lists[0]:.80} is a list of names"
     if class_names is None and has_fraction(distinct - {""}):
         return "regression", "the labels are numbers, some with a fraction"
     some = several_in_one(distinct - {""}) if class_names is None else None
@@ -297,12 +300,24 @@ def decided(labels: Sequence[str], class_names: Sequence[str] | None) -> tuple[s
 
 
 def _has_names(field: str) -> bool:
-    """Returns whether a field is a list of JSON without numbers, which might be targets."""
-    try:
-        names = json.loads(field)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(names, list) and all(isinstance(each, str) for each in names)
+    """Returns whether a field is a list without numbers, which might be targets."""
+    names = _list_in(field)
+    return names is not None and all(isinstance(each, str) for each in names)
+
+
+def _list_in(field: str) -> list | None:
+    """Returns the list that a field is, or None.
+
+    pandas and Python's csv write a list as Python does: ['cat', 'dog'].
+    """
+    for read in (json.loads, ast.literal_eval):  # neither runs code
+        try:
+            found = read(field)
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            continue
+        if isinstance(found, list):
+            return found
+    return None
 
 
 def _split(field: str, separator: str) -> list[str]:
@@ -315,7 +330,7 @@ def _has_flags(texts: Sequence[str]) -> bool:
     return all(each.lower() in FLAGS for part in (texts[:1000], texts) for each in set(part))
 
 
-def _numbers(rows, columns, texts: Sequence[Sequence[str]], place) -> np.ndarray:
+def _numbers(rows, columns, texts: Sequence[Sequence[str]], place, pattern) -> np.ndarray:
     """Returns the numbers in the columns, [num_examples, columns] float32."""
     try:
         # Python's float also takes 1_000, which no list means.
@@ -325,7 +340,7 @@ def _numbers(rows, columns, texts: Sequence[Sequence[str]], place) -> np.ndarray
     except ValueError:
         labels = None
     if labels is None or not np.isfinite(labels).all():
-        _refuse(rows, columns, _is_finite, "a finite number, such as 0.5", place)
+        _refuse(rows, columns, _is_finite, "a finite number, such as 0.5", place, pattern)
     return labels
 
 
@@ -343,15 +358,17 @@ def _is_finite(text: str) -> bool:
         return False
 
 
-def _refuse(rows, columns, fits: Callable[[str], bool], expected: str, place) -> None:
+def _refuse(rows, columns, fits: Callable[[str], bool], expected: str, place, pattern) -> None:
     """Raises the error on the first value that does not fit."""
     for index, row in enumerate(rows):
         for name, value in zip(columns, row, strict=True):
             if not fits(value):
                 said = f"is {value!r:.200}" if value else "is empty"
+                fix = "mend the line, or remove it"
+                if pattern is not None:
+                    fix += f"; if that column is no label, use label_columns={pattern},-{name}"
                 raise UserError(
-                    f"{place(index)}: the column {name} {said}; expected {expected}: mend the "
-                    "line, or remove it"
+                    f"{place(index)}: the column {name} {said}; expected {expected}: {fix}"
                 )
 
 
@@ -417,13 +434,23 @@ def one_hot_hint(labels: np.ndarray) -> str:
 def matching(patterns: Sequence[str], columns: Sequence[str]) -> list[int] | str:
     """Returns the places of the columns that patterns name, in any case; or a pattern of no column.
 
-    In a pattern, "*" stands for any letters.
+    In a pattern, "*" stands for any letters. A pattern after "-" takes columns away, unless a
+    column's own name begins so.
     """
     places = []
     for pattern in patterns:
-        finds = re.compile(re.escape(pattern.strip()).replace(r"\*", ".*"), re.I)
-        found = [index for index, each in enumerate(columns) if finds.fullmatch(each)]
+        found, takes_away = _found(pattern, columns), False
+        if not found and pattern.startswith("-"):
+            found, takes_away = _found(pattern[1:], columns), True
         if not found:
             return pattern
-        places += [index for index in found if index not in places]
+        if takes_away:
+            places = [index for index in places if index not in found]
+        else:
+            places += [index for index in found if index not in places]
     return places
+
+
+def _found(pattern: str, columns: Sequence[str]) -> list[int]:
+    finds = re.compile(re.escape(pattern.strip()).replace(r"\*", ".*"), re.I)
+    return [index for index, each in enumerate(columns) if finds.fullmatch(each)]

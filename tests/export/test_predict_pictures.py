@@ -1,0 +1,164 @@
+"""`tfaccel predict` with networks for masks and restoring networks: which PNG files it writes."""
+
+import keras
+import numpy as np
+import PIL.Image
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tfaccel import UserError, preset
+from tfaccel.cli import main
+from tfaccel.data.source import ArraySource
+from tfaccel.export import parity, predict_pictures
+from tfaccel.export.asked_images import picture_names
+from tfaccel.export.predict import Export
+
+SIZE = (12, 10)  # height, width
+
+
+@pytest.fixture(autouse=True)
+def no_parity(monkeypatch):
+    monkeypatch.setattr(parity.Question, "ask", lambda *_: parity.Parity(1, ()))
+
+
+@pytest.fixture
+def exported(setup, tmp_path):
+    """Exports a convolution of random weights, for masks of 4 classes or for images."""
+
+    def export(targets, *, augment="none"):
+        random = np.random.default_rng(0)
+        images = random.integers(0, 256, (6, *SIZE, 3), dtype=np.uint8)
+        masks = random.integers(0, 4, (6, *SIZE, 1), dtype=np.uint8)
+        run, is_mask = setup(), targets == "mask"
+        keras.utils.set_random_seed(1)
+        with run.scope():
+            conv = layers.Conv2D(4 if is_mask else 3, 3, padding="same")
+            model = keras.Sequential([keras.Input((*SIZE, 3)), conv])
+        of_classes = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        run.compile(model, loss=of_classes if is_mask else "mae")
+        source = ArraySource(images, None, targets=masks if is_mask else images)
+        size = {"image_size": SIZE, "global_batch_size": 4}
+        loader = run.loader(source, targets=targets, augment=preset(augment), **size)
+        return run.export(model, tmp_path / "export" / "1", loader=loader)
+
+    return export
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Files of other sizes in two folders, and one that is no image."""
+    random = np.random.default_rng(1)
+    for name, size in (("a/1.png", (20, 30)), ("b/1.png", SIZE), ("b/2.png", (8, 6))):
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        PIL.Image.fromarray(random.integers(0, 256, (*size, 3), dtype=np.uint8)).save(path)
+    (tmp_path / "photos/b/broken.png").write_bytes(b"nothing")
+    return tmp_path / "photos"
+
+
+def predict(*arguments):
+    return main.main(["predict", *map(str, arguments)])
+
+
+def test_a_mask_has_the_size_of_its_image_and_the_numbers_of_the_classes(
+    exported, photos, tmp_path, capsys
+):
+    folder = exported("mask")
+    assert predict(f"--model={folder.parent}", f"--output={tmp_path / 'masks'}", photos) == 1
+    lines = capsys.readouterr().out.splitlines()
+    served = tf.saved_model.load(str(folder)).signatures["predict_bytes"]
+    for name, line in zip(("a/1.png", "b/1.png", "b/2.png"), lines, strict=False):
+        mask = PIL.Image.open(tmp_path / "masks" / name)
+        image = PIL.Image.open(photos / name)
+        assert (mask.mode, mask.size) == ("P", image.size)
+        bytes_ = tf.constant([(photos / name).read_bytes()])
+        wanted = served(image_bytes=bytes_)["probabilities"].numpy()[0].argmax(axis=-1)
+        rows, columns = (np.arange(n) for n in image.size[::-1])  # the nearest pixel
+        rows = ((rows + 0.5) * SIZE[0] / image.size[1]).astype(int)
+        columns = ((columns + 0.5) * SIZE[1] / image.size[0]).astype(int)
+        np.testing.assert_array_equal(np.array(mask), wanted[rows][:, columns])
+        share = np.bincount(wanted.ravel(), minlength=4) / wanted.size
+        largest = int(share.argmax())
+        assert line.startswith(f"{photos / name}: {tmp_path / 'masks' / name}: {largest} ")
+        assert f": {largest} {share[largest]:.1%}" in line
+    assert lines[3].startswith(f"{photos / 'b/broken.png'}: not a JPEG or PNG")
+    assert not (tmp_path / "masks/b/broken.png").exists()
+
+
+def test_a_window_that_cuts_keeps_its_own_size(exported, photos, tmp_path):
+    folder = exported("mask", augment="restoration_eval")
+    names = [str(photos / each) for each in ("a/1.png", "b/1.png")]
+    assert predict(f"--model={folder}", f"--output={tmp_path / 'masks'}", *names) == 0
+    assert PIL.Image.open(tmp_path / "masks/a/1.png").size == SIZE[::-1]
+
+
+def test_a_restored_image_is_what_the_signature_answers(exported, photos, tmp_path, capsys):
+    folder = exported("image")
+    file = photos / "b/1.png"
+    assert predict(f"--model={folder}", f"--output={tmp_path / 'out'}", file) == 0
+    assert capsys.readouterr().out == f"{file}: {tmp_path / 'out/1.png'}\n"
+    served = tf.saved_model.load(str(folder)).signatures["predict_bytes"]
+    answer = served(image_bytes=tf.constant([file.read_bytes()]))["image"].numpy()[0]
+    written = np.array(PIL.Image.open(tmp_path / "out/1.png"))
+    np.testing.assert_allclose(written, answer, atol=0.5)
+
+
+def test_many_files_are_asked_in_parts(exported, photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(predict_pictures, "BYTES", 2 * 4 * 4 * SIZE[0] * SIZE[1])
+    export = Export(exported("mask"))
+    asked, answer = [], export._answer
+
+    def counted(image_bytes):
+        asked.append(len(image_bytes))
+        return answer(image_bytes=image_bytes)
+
+    monkeypatch.setattr(export, "_answer", counted)
+    paths = [str(photos / "b/1.png")] * 5
+    found = list(
+        predict_pictures.write_pictures(export, paths, [f"{i}.png" for i in range(5)], tmp_path)
+    )
+    assert asked == [2, 2, 1]
+    assert [each.written.name for each in found] == [f"{i}.png" for i in range(5)]
+    masks = [np.array(PIL.Image.open(each.written)) for each in found]
+    assert all(np.array_equal(each, masks[0]) for each in masks)
+
+
+def test_colours_are_pascal_vocs():
+    colours = np.frombuffer(predict_pictures.palette(), np.uint8).reshape(256, 3)
+    for number, colour in (
+        (0, (0, 0, 0)),
+        (1, (128, 0, 0)),
+        (2, (0, 128, 0)),
+        (3, (128, 128, 0)),
+        (15, (192, 128, 128)),
+        (20, (0, 64, 128)),
+        (255, (224, 224, 192)),
+    ):
+        assert tuple(colours[number]) == colour
+    assert len({tuple(each) for each in colours}) == 256
+
+
+def test_pictures_keep_the_folders_of_their_images(tmp_path):
+    join = lambda *names: [str(tmp_path / each) for each in names]  # noqa: E731
+    assert picture_names(join("a/1.jpg", "b/1.PNG")) == ["a/1.png", "b/1.png"]
+    assert picture_names(join("a/1.jpg", "a/2.jpg")) == ["1.png", "2.png"]
+    assert picture_names(join("a/1.jpg", "a/c/1.jpg")) == ["1.png", "c/1.png"]
+    assert picture_names(join("a/1.jpg", "a/1.jpg")) == ["1.png", "1.png"]
+    with pytest.raises(UserError, match=r"a/1.jpg and .*a/1.png would both be written as 1.png"):
+        picture_names(join("a/1.jpg", "a/1.png"))
+
+
+def test_calls_that_cannot_be_are_refused(exported, photos, tmp_path):
+    folder = exported("mask")
+    for arguments, words in (
+        ([], "it predicts a mask for each file: add --output=DIR, a new folder for them"),
+        (["--output=masks.csv"], "for masks or restored images give --output=DIR, a new folder"),
+        (["--output=masks", "--loader=tf_data"], "--loader with --output="),
+        (["--output=masks", "--json"], "--json and --output, which writes rows or pictures"),
+        ([f"--output={photos}"], "exists; give a new file"),
+    ):
+        own = [each.replace("=masks", f"={tmp_path}/masks") for each in arguments]
+        with pytest.raises(UserError) as error:
+            predict(f"--model={folder}", *own, photos / "b/1.png")
+        assert words in str(error.value)
