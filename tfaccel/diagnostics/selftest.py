@@ -175,6 +175,9 @@ def _checks(trainer: "_Trainer") -> Iterator[tuple[str, float, float]]:
 
     one, several = trainer.both("attention", make=_attention)
     yield "weights, attention", _difference(several, one), small
+    config = StepConfig(remat=("attend", "wide"))
+    one, several = trainer.both("attention", make=_attention, config=config)
+    yield "weights, activations computed again", _difference(several, one), small
 
     half, whole = trainer.replicas(), trainer.replicas(num_steps=2 * SHORT)
     yield "weights, saved and loaded half way", _difference(trainer.resumed(half), whole), small
@@ -217,8 +220,9 @@ def _attention() -> keras.Model:
     """A transformer block over patches, which cuDNN computes where it can."""
     x = inputs = keras.Input((8, 8, 3))
     x = layers.Reshape((16, 16))(layers.Conv2D(16, 2, strides=2)(x))
-    x = x + layers.MultiHeadAttention(2, 8)(x, x, use_causal_mask=True)
-    x = x + layers.Dense(16)(layers.Dense(32, "gelu")(layers.LayerNormalization()(x)))
+    x = x + layers.MultiHeadAttention(2, 8, name="attend")(x, x, use_causal_mask=True)
+    wide = layers.Dense(32, "gelu", name="wide")
+    x = x + layers.Dense(16)(wide(layers.LayerNormalization()(x)))
     return keras.Model(inputs, layers.Dense(8, dtype="float32")(layers.Flatten()(x)))
 
 

@@ -13,7 +13,9 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
+from tfaccel.common import run_log
 from tfaccel.common.errors import UserError, did_you_mean
+from tfaccel.common.tables import counted
 from tfaccel.keras_internals.layers import layers_of
 from tfaccel.keras_internals.patching import patched
 from tfaccel.keras_internals.rematerialized import Calls
@@ -77,23 +79,23 @@ class Remat:
             [op for op in each if id(op) in known] for each in calls.of(traced.backward[0].graph)
         ]
         if of_calls:
-            self._say(
-                logging.INFO,
-                f"the backward pass computes {len(of_calls)} calls of layers again (remat)",
-            )
+            number = counted(len(of_calls), "call")
+            self._say(logging.INFO, f"the backward pass computes {number} of layers again (remat)")
         return [each for each in of_calls if each]
 
     def _told(self, choice: segments.Choice) -> segments.Choice:
-        if not choice.segments:
-            text = "the backward pass computes nothing again: remat would save no memory"
+        before = f"{choice.bytes_before / MIB:,.0f} MiB"
+        if not choice.segments and isinstance(self._setting, int):
+            text = f"the backward pass computes nothing again: the activations take about {before}"
+        elif not choice.segments:
+            text = "the backward pass computes nothing again, because that would save no memory"
         else:
             text = (
                 f"the backward pass computes {len(choice.segments)} of {choice.num_segments} "
                 f"segments again, {choice.work_again:.0%} of the forward pass; it keeps about "
-                f"{choice.kept_bytes / MIB:,.0f} of {choice.bytes_before / MIB:,.0f} MiB of "
-                "activations"
+                f"{choice.kept_bytes / MIB:,.0f} of {before} of activations"
             )
-        self._say(logging.INFO, text)
+        self._say(logging.INFO if choice.segments else run_log.SUMMARY, text)
         return choice
 
     def _say(self, level: int, text: str) -> None:
