@@ -73,12 +73,14 @@ class _Plan:
     def __init__(self, traced: Pass):
         self._traced = traced
         self._of_weights: dict[int, bool] = {}
+        self._parts: dict[tuple[int, int], tuple[bool, float]] = {}
         self._place = {id(op): place for place, op in enumerate(traced.forward)}
         self._last_reader = self._last_readers()
         self._read = np.zeros(len(traced.forward) + 1)  # bytes that gradients read, by place
         for tensor in self._sources().values():
             self._read[self._place[id(tensor.op)] + 1] += bytes_of(tensor)
         self._read = np.cumsum(self._read)
+        self._whole_work = sum(work(op) for op in traced.forward if self._is_activation(op)) or 1
 
     def _last_readers(self) -> dict[int, int]:
         """Returns the place of the last operation of the pass that reads a tensor, by its id."""
@@ -131,7 +133,7 @@ class _Plan:
                 continue
             seen.add(path)
             pairs = list(itertools.pairwise(path))
-            parts = [self._part(cuts[i], cuts[j]) for i, j in pairs]
+            parts = [(cuts[i], cuts[j]) for i, j in pairs]
             kept = [float(bytes_in[pair]) for pair in pairs]
             enters = [float(entering[pair]) for pair in pairs]
             yield self._choice(parts, kept, enters, before, budget_bytes)
@@ -174,12 +176,16 @@ class _Plan:
             bytes_in[:j, j] = self._read[cuts[j]] - self._read[cuts[:j]]
         return cuts, bytes_in, entering
 
-    def _part(self, first: int, end: int) -> list[tf.Operation]:
-        return list(self._traced.forward[first:end])
+    def _part(self, first: int, end: int) -> tuple[bool, float]:
+        """Returns whether gradients read what a part computes, and the work to compute it again."""
+        if (first, end) not in self._parts:  # divisions have parts in common
+            own = Segment(self._traced.forward[first:end], self._traced.backward)
+            self._parts[first, end] = bool(own.read), sum(map(work, own.copies()))
+        return self._parts[first, end]
 
     def _choice(
         self,
-        parts: list[list[tf.Operation]],
+        parts: list[tuple[int, int]],
         kept: list[float],
         leaves: list[float],
         before: int,
@@ -188,18 +194,18 @@ class _Plan:
         """Returns the choice to compute all parts again but the last, or what a budget needs.
 
         Args:
-          parts: the operations of each part.
+          parts: the places at which each part begins and ends.
           kept: the bytes that gradients read of each part.
           leaves: the bytes that each part makes and later parts read.
           before: the bytes of all parts that gradients read.
           budget_bytes: the bytes to be kept at the most.
         """
-        own = [Segment(each, self._traced.backward) for each in parts[:-1]]
-        works = [sum(map(work, each.copies())) for each in own]
-        whole = sum(work(op) for op in self._traced.forward if self._is_activation(op)) or 1
+        found = [self._part(*each) for each in parts[:-1]]
+        works = [each for _, each in found]
+        gains = [each - own for each, own in zip(kept, leaves, strict=True)]
         by_gain = sorted(
-            (index for index, each in enumerate(own) if each.read and kept[index] > leaves[index]),
-            key=lambda index: -(kept[index] - leaves[index]) / max(works[index], 1),
+            (index for index, (is_read, _) in enumerate(found) if is_read and gains[index] > 0),
+            key=lambda index: -gains[index] / max(works[index], 1),
         )
         again = set() if budget_bytes is not None else set(by_gain)
         peak = _peak(kept, leaves, again)
@@ -209,11 +215,11 @@ class _Plan:
             again.add(index)
             peak = _peak(kept, leaves, again)
         return Choice(
-            segments=[parts[index] for index in sorted(again)],
+            segments=[list(self._traced.forward[slice(*parts[index])]) for index in sorted(again)],
             num_segments=len(parts),
             kept_bytes=int(peak),
             bytes_before=before,
-            work_again=sum(works[index] for index in again) / whole,
+            work_again=sum(works[index] for index in again) / self._whole_work,
         )
 
 
