@@ -111,7 +111,7 @@ def check_equal(found, wanted):
         (convolutions, "conv_1,conv_2", False, 1, {}),
         (convolutions, "blocks", False, 2, {}),
         (convolutions, "blocks", False, 1, {"accumulation_steps": 2}),
-        pytest.param(convolutions, 1, True, 1, {"accumulation_steps": 2}, marks=SLOW),
+        pytest.param(convolutions, "blocks", True, 1, {"accumulation_steps": 2}, marks=SLOW),
         pytest.param(convolutions, "blocks", True, 2, {}, marks=SLOW),
         pytest.param(attentions, "blocks", True, 1, {}, marks=SLOW),
         (attentions, "attend_*", False, 1, {}),
