@@ -48,7 +48,7 @@ from tfaccel.data.placement import Placement
 from tfaccel.data.scan.examine import examine, strict
 from tfaccel.data.shards import Plan
 from tfaccel.data.source import Blobs, ImageSource, UnreadableError
-from tfaccel.data.sources.pillow import PILLOW_SUFFIXES, decoded, unfit_mask
+from tfaccel.data.sources.pillow import PILLOW_SUFFIXES, Headers, decoded, unfit_mask
 from tfaccel.runtime.devices import Device
 
 SUFFIXES = (*PILLOW_SUFFIXES, ".apng", ".dib", ".gif", ".j2k", ".mpo", ".pbm", ".pgm", ".pnm")
@@ -223,7 +223,8 @@ def opened(source: ImageSource, images: ImageConfig, loader: str, index: int) ->
     """Returns why a loader refuses an example when it opens; None if it does not."""
     try:
         one = source.taken(np.array([index]))
-        images_lib._check_some(one, images, AugmentConfig(), by_pillow=loader == "memory")
+        own = {"by_pillow": loader == "memory", "headers": Headers()}
+        images_lib._check_some(one, images, AugmentConfig(), **own)
     except UserError as error:
         return str(error)
     return None

@@ -203,7 +203,7 @@ def test_a_configs_run_refuses_a_model_that_scales_twice(setup, monkeypatch):
     monkeypatch.setattr(train, "make_model", lambda *_, **__: model_of(layers.Rescaling(1 / 255)))
     monkeypatch.setattr(train.tasks, "task_of", lambda *_: types.SimpleNamespace(num_outputs=2))
     monkeypatch.setattr(train.tasks, "check_model", lambda *_: None)
-    data = types.SimpleNamespace(pixel_range=(0.0, 1.0))
+    data = types.SimpleNamespace(pixel_range=(0.0, 1.0), class_names=())
     with pytest.raises(UserError, match=r"scaled twice.*--config\.data\.std=0\.0039215686") as said:
         train.build(None, config, data)
     assert "--config.data.mean=0" in str(said.value)
