@@ -12,13 +12,13 @@ import numpy as np
 import PIL.Image
 import pytest
 from conftest import NotRehearsed
-from keras import layers
+from small_network import as_mnist_cnn
 
 from tfaccel import UserError
 from tfaccel.cli import main
 from tfaccel.config import ExportConfig, parse
 from tfaccel.experiment import export_run as from_workdir
-from tfaccel.experiment import models, train
+from tfaccel.experiment import train
 from tfaccel.experiment.export_run import export_run
 from tfaccel.experiment.trained import snapshot_of
 from tfaccel.export import at_start, card, parity, saved_model
@@ -33,15 +33,7 @@ EXPORT = ExportConfig(samples=8)
 @pytest.fixture(scope="module", autouse=True)
 def _small():
     """The digits' model has two layers, which is all that the weights' order needs."""
-
-    def build(*, image_shape, num_outputs):
-        image = keras.Input(image_shape, name="image")
-        x = layers.Flatten()(layers.Conv2D(4, 3, activation="relu")(image))
-        logits = layers.Dense(num_outputs, dtype="float32", name="logits")(x)
-        return keras.Model(image, logits, name="small")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(models.OWN, "mnist_cnn", build)
+    with as_mnist_cnn():
         yield
 
 

@@ -7,13 +7,13 @@ import keras
 import numpy as np
 import pytest
 from conftest import in_replicas
-from keras import layers
 from raster_files import write_png16, write_tiff
+from small_network import as_mnist_cnn
 
 from tfaccel import UserError
 from tfaccel.cli import main
 from tfaccel.config import default_config, parse
-from tfaccel.experiment import models, train
+from tfaccel.experiment import train
 from tfaccel.experiment.evaluate.asked import Asked
 from tfaccel.experiment.evaluate.run import evaluate
 from tfaccel.export.predict import Predictor
@@ -30,15 +30,7 @@ NAMES = ("bright", "dark")
 @pytest.fixture(scope="module", autouse=True)
 def _small():
     """A network of two layers, which is quick to build."""
-
-    def build(*, image_shape, num_outputs):
-        image = keras.Input(image_shape, name="image")
-        x = layers.Flatten()(layers.Conv2D(4, 3, activation="relu")(image))
-        logits = layers.Dense(num_outputs, dtype="float32", name="logits")(x)
-        return keras.Model(image, logits, name="small")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(models.OWN, "mnist_cnn", build)
+    with as_mnist_cnn():
         yield
 
 

@@ -5,8 +5,8 @@ import PIL.Image
 import pytest
 
 from tfaccel import sources
-from tfaccel.data.source import ArraySource
-from tfaccel.export.samples import JPEG_SIGNATURE, PNG_SIGNATURE, spread, take_samples
+from tfaccel.data.source import ArraySource, spread
+from tfaccel.export.samples import JPEG_SIGNATURE, PNG_SIGNATURE, take_samples
 
 GREY = {"image_size": (12, 10), "channels": 1, "global_batch_size": 4}
 

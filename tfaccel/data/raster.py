@@ -12,7 +12,7 @@ does not fit, so a folder with mixed bit depths is refused.
 
     form = RasterForm("uint16", 5)
     form.misfit(header(file))    # "has 3 channels of uint8; expected ...", or None
-    read(data)                   # [height, width, 5] uint16
+    read(data, header(file))     # [height, width, 5] uint16
 
 The content decides on the format, not the name.
 """
@@ -32,7 +32,7 @@ from tfaccel.config import ImageConfig
 from tfaccel.data import tiff
 from tfaccel.data.tiff import OtherKindError
 
-PNG_BEGINNING = b"\x89PNG\r\n\x1a\n"
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 NPY_BEGINNING = b"\x93NUMPY"
 NPY_SUFFIX = ".npy"
 SUFFIXES = {NPY_SUFFIX, ".png", ".tif", ".tiff"}
@@ -93,7 +93,7 @@ def form_of(images: ImageConfig) -> RasterForm:
 
 def is_known(data: bytes) -> bool:
     """Returns whether the bytes begin like a file of a kind that is read here."""
-    return data.startswith((PNG_BEGINNING, NPY_BEGINNING, *tiff.BEGINNINGS))
+    return data.startswith((PNG_SIGNATURE, NPY_BEGINNING, *tiff.BEGINNINGS))
 
 
 def header(file: BinaryIO) -> Header:
@@ -105,7 +105,7 @@ def header(file: BinaryIO) -> Header:
     """
     begin = file.read(8)
     file.seek(0)
-    if begin == PNG_BEGINNING:
+    if begin == PNG_SIGNATURE:
         found = _png_header(file.read(_PNG_HEADER))
     elif begin[:4] in tiff.BEGINNINGS:
         layout = tiff.read_layout(file)
@@ -136,13 +136,16 @@ def header_of(blobs, index: int) -> Header:
         return header(file)
 
 
-def read(data: bytes) -> np.ndarray:
+def read(data: bytes, found: Header) -> np.ndarray:
     """Returns the pixels of a file: [height, width, channels] uint8, uint16 or float32.
+
+    Args:
+      data: the file.
+      found: its header.
 
     Raises:
       ValueError, OSError, ...: as in `header`, or the file is damaged or cut short.
     """
-    found = header(io.BytesIO(data))
     if found.kind == "TIFF":
         return tiff.read(data)
     if found.kind == "PNG":
@@ -157,9 +160,10 @@ def read_as(data: bytes, form: RasterForm) -> np.ndarray:
     Raises:
       ValueError, OSError, ...: as in `read`, or it has another form.
     """
-    if fault := form.misfit(header(io.BytesIO(data))):
+    found = header(io.BytesIO(data))
+    if fault := form.misfit(found):
         raise ValueError(fault)
-    return read(data)
+    return read(data, found)
 
 
 def cause(error: Exception) -> str:
@@ -176,14 +180,6 @@ def fault_of(blobs, index: int) -> str | None:
     except FAULTS as error:
         return cause(error)
     return None
-
-
-def are_all_png(blobs) -> bool:
-    """Returns whether all images are PNG files, by their names, or in shards by a sample."""
-    if blobs.are_files:
-        return blobs.files.suffixes() == {".png"}
-    sample = np.unique(np.linspace(0, len(blobs) - 1, min(64, len(blobs))).astype(int)).tolist()
-    return all(blobs.read(index).startswith(PNG_BEGINNING) for index in sample)
 
 
 def has_arrays(blobs) -> bool:

@@ -18,9 +18,9 @@ from tfaccel.common.run_log import summary
 from tfaccel.config import Config, ExportConfig
 from tfaccel.data.choose import choose_loader
 from tfaccel.data.distribute import Loader
+from tfaccel.data.source import spread
 from tfaccel.experiment.open_data import open_loader, open_sources
 from tfaccel.experiment.trained import model_of, snapshot_of
-from tfaccel.export.samples import spread
 from tfaccel.run import Run
 from tfaccel.runtime import devices as runtime
 from tfaccel.runtime.cluster import check_one_process, find

@@ -31,14 +31,14 @@ from tfaccel.data import draws
 from tfaccel.data.distribute import Loader
 from tfaccel.data.images import ImageData
 from tfaccel.data.loaders.memory import decode_all
-from tfaccel.data.source import ArraySource, ImageSource
+from tfaccel.data.source import ArraySource, ImageSource, spread
 from tfaccel.export.asked import affordable, ask, check_model, new_path, why_no_keras
 from tfaccel.export.kinds import of_each_kind
 from tfaccel.export.parity import DISAGREEMENT_LIMIT, PIXEL_LIMIT
 from tfaccel.export.parting import where_pixels_differ
 from tfaccel.export.preprocessing import Preprocessing, how_read
 from tfaccel.export.rehearsal import Rehearsal
-from tfaccel.export.samples import Samples, spread, take_samples
+from tfaccel.export.samples import Samples, take_samples
 from tfaccel.export.unfinished import check_can_be_made
 from tfaccel.keras_internals.copies import check_config
 from tfaccel.keras_internals.seeds import draws_kept

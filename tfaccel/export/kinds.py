@@ -12,9 +12,8 @@ import io
 import numpy as np
 import PIL.Image
 
-from tfaccel.data.source import Blobs, open_regular
+from tfaccel.data.source import Blobs, open_regular, spread
 from tfaccel.data.sources.pillow import UNREADABLE, sample_bits
-from tfaccel.export.samples import spread
 
 # The headers to read: 0.2 s if the files are in memory (2 cores, 2026-11-27), and some seconds if a
 # disk must seek each.

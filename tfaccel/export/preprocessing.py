@@ -18,13 +18,13 @@ from tfaccel.data import draws
 from tfaccel.data.images import ImageData
 from tfaccel.data.loaders.pixels import normalized
 from tfaccel.data.loaders.tf_image import COLOUR_TYPES, raster_png, window_of, windowed
-from tfaccel.data.raster import are_all_png
-from tfaccel.data.source import ImageSource
+from tfaccel.data.raster import PNG_SIGNATURE
+from tfaccel.data.source import Blobs, ImageSource, spread
 
 # An untrusted image may claim any size. Pillow accepts this many without a warning: 256 MiB as RGB.
 MAX_PIXELS = 89_478_485
 AT_ONCE = 4  # images of a request that are decoded in parallel: each may take these 256 MiB
-PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+NUM_SAMPLED = 64  # images of shards whose beginnings are read
 _SIZE_IN_PNG = 16  # bytes before width and height, 4 bytes each, big-endian (W3C PNG, 11.2.1)
 
 
@@ -178,7 +178,15 @@ def how_read(data: ImageData) -> dict[str, bool]:
     if data.found.images.form is None:
         return {"is_raster": False, "takes_files": True}
     has_png = data.images.pixel_dtype != "float32" and data.images.channels in COLOUR_TYPES
-    return {"is_raster": True, "takes_files": has_png and are_all_png(data.found.images)}
+    return {"is_raster": True, "takes_files": has_png and _are_all_png(data.found.images)}
+
+
+def _are_all_png(blobs: Blobs) -> bool:
+    """Returns whether all images are PNG files, by their names, or in shards by a sample."""
+    if blobs.are_files:
+        return blobs.files.suffixes() == {".png"}
+    sample = spread(len(blobs), NUM_SAMPLED).tolist()
+    return all(blobs.read(index).startswith(PNG_SIGNATURE) for index in sample)
 
 
 def _checked(index, data):

@@ -16,7 +16,7 @@ from tfaccel.common.errors import UserError
 from tfaccel.data.images import ImageData
 from tfaccel.data.placement import Placement
 from tfaccel.data.shards import Plan
-from tfaccel.data.source import Blobs, ImageSource
+from tfaccel.data.source import Blobs, ImageSource, spread
 from tfaccel.data.sources.pillow import UNREADABLE, cause, decoded
 from tfaccel.export.preprocessing import PNG_SIGNATURE, how_read
 from tfaccel.runtime.devices import Runtime
@@ -86,11 +86,6 @@ def take_samples(
         encoded = [_png(PIL.Image.fromarray(_plain(each))) for each in found.images]
     inputs = _inputs(dataclasses.replace(data, source=source), runtime)
     return Samples(names, encoded, inputs, found if is_encoded else None, source.labels)
-
-
-def spread(num: int, most: int) -> np.ndarray:
-    """Returns at most `most` evenly spaced indices below `num`: sources list class by class."""
-    return np.unique(np.linspace(0, num - 1, min(most, num)).astype(int))
 
 
 def _inputs(data: ImageData, runtime: Runtime) -> np.ndarray:

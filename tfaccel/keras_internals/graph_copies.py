@@ -13,7 +13,6 @@ from tensorflow.python.framework import tensor as tensor_lib
 # they call other functions.
 _OF_FUNCTIONS = {"Case", "For", "If", "PartitionedCall", "StatelessCase", "StatelessIf"}
 _OF_FUNCTIONS |= {"StatelessWhile", "SymbolicGradient", "While"}
-_INPUTS = {"Placeholder", "PlaceholderWithDefault"}
 OF_MODULE = "XlaCallModule"  # has no state, although TensorFlow lists it among those that have
 
 
@@ -22,9 +21,14 @@ def current_graph() -> tf.Graph | None:
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
+def is_input(op: tf.Operation) -> bool:
+    """Returns whether an operation stands for an input of the traced function."""
+    return op.type == "Placeholder"
+
+
 def is_copyable(op: tf.Operation) -> bool:
     """Returns whether a copy of an operation computes the same, at any time."""
-    if op.type in _INPUTS or op.type in _OF_FUNCTIONS:
+    if is_input(op) or op.type in _OF_FUNCTIONS:
         return False
     if op.op_def.is_stateful and op.type != OF_MODULE:
         return False

@@ -7,8 +7,9 @@ import PIL.Image
 import pytest
 import tensorflow as tf
 
+from tfaccel.data.raster import PNG_SIGNATURE
 from tfaccel.data.source import Blobs, ImageSource
-from tfaccel.data.sources.mask_values import SIGNATURE, as_grey, with_grey_masks
+from tfaccel.data.sources.mask_values import as_grey, with_grey_masks
 from tfaccel.data.sources.pillow import mask_fault
 
 
@@ -33,7 +34,7 @@ def grey_of(mask, bits):
     lines = b"".join(b"\0" + np.packbits(row).tobytes() for row in rows)
     header = struct.pack(">IIBBBBB", mask.shape[1], mask.shape[0], bits, 0, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
-    return SIGNATURE + b"".join(
+    return PNG_SIGNATURE + b"".join(
         struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
         for name, body in chunks
     )
@@ -52,7 +53,7 @@ def test_decoders_see_the_classes(bits, write):
 
 
 def test_other_bytes_stay():
-    for data in (b"", b"no image", SIGNATURE, grey_of(drawn(), 8)):
+    for data in (b"", b"no image", PNG_SIGNATURE, grey_of(drawn(), 8)):
         assert as_grey(data) == data
     for bits in (4, 8):
         cut = with_palette(drawn(bits), bits)[:-40]  # damaged: the decoder refuses it

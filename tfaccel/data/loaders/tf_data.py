@@ -23,7 +23,7 @@ from tfaccel.data.loaders import faults, pixels
 from tfaccel.data.loaders.host import HostStream
 from tfaccel.data.loaders.tf_image import COLOUR_TYPES, raster_png, raster_windowed, windowed
 from tfaccel.data.placement import Placement
-from tfaccel.data.raster import PNG_BEGINNING, RasterForm, is_animated, read_as
+from tfaccel.data.raster import PNG_SIGNATURE, RasterForm, is_animated, read_as
 from tfaccel.data.source import Blobs, ImageSource, fed_labels
 from tfaccel.data.sources.kinds import HEAD_BYTES, Template, Unseen, agreed, usual_heads
 
@@ -170,7 +170,7 @@ def _raster(data, is_new, images: ImageConfig, form: RasterForm):
 
     if images.channels not in COLOUR_TYPES or form.dtype == "float32":
         return by_python()
-    is_png = tf.strings.substr(data, 0, len(PNG_BEGINNING)) == PNG_BEGINNING
+    is_png = tf.strings.substr(data, 0, len(PNG_SIGNATURE)) == PNG_SIGNATURE
     return tf.cond(is_png, by_tensorflow, by_python)
 
 

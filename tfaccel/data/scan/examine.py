@@ -131,7 +131,7 @@ def _examine_raster(data: bytes, form: RasterForm) -> tuple[list[tuple[str, str]
         size = found.height, found.width
         if fault := form.misfit(found):
             return [("other_form", fault)], size
-        raster.read(data)
+        raster.read(data, found)
         if found.kind == "PNG":
             _check_png(data)
     except raster.FAULTS as error:

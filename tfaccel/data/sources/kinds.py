@@ -29,7 +29,6 @@ from tfaccel.data.sources.pillow import (
     unfit_mask,
 )
 
-_PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8\xff"
 _SECOND_CHUNK = 37  # offset of the name of a PNG's second chunk
 HEAD_BYTES = _SECOND_CHUNK + 4  # the first bytes, which `are_usual` checks
@@ -96,7 +95,12 @@ def unfit(data: bytes, *, is_mask: bool) -> str | None:
     """
     if _is_usual(data) and not is_mask:
         return None
-    if is_mask and data.startswith(_PNG) and _is_usual(data) and data[24:26] == bytes([8, _GREY]):
+    if (
+        is_mask
+        and data.startswith(raster.PNG_SIGNATURE)
+        and _is_usual(data)
+        and data[24:26] == bytes([8, _GREY])
+    ):
         return None
     with PIL.Image.open(io.BytesIO(data)) as image:
         if is_mask and (fault := unfit_mask(image)):
@@ -204,7 +208,7 @@ def usual_heads(*, are_masks: bool) -> list[Template]:
     Args:
       are_masks: whether the images' grey levels are classes.
     """
-    plain_png = {0: _PNG, _SECOND_CHUNK: b"IDAT"}
+    plain_png = {0: raster.PNG_SIGNATURE, _SECOND_CHUNK: b"IDAT"}
     if are_masks:
         return [_template(plain_png | {24: bytes([8, _GREY])})]
     at_most_8_bits = _template(plain_png)
@@ -237,7 +241,9 @@ def _is_usual(data: bytes) -> bool:
     """Returns whether it is a JPEG, or a PNG with one picture and at most 8 bits a sample."""
     if data[:3] == _JPEG:
         return True
-    return data[:8] == _PNG and data[24:25] <= b"\x08" and not raster.is_animated(data)
+    return (
+        data[:8] == raster.PNG_SIGNATURE and data[24:25] <= b"\x08" and not raster.is_animated(data)
+    )
 
 
 def _is_plain_bmp(data: bytes) -> bool:

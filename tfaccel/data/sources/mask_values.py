@@ -19,6 +19,7 @@ import numpy as np
 import PIL.Image
 
 from tfaccel.common.errors import UserError
+from tfaccel.data.raster import PNG_SIGNATURE
 from tfaccel.data.source import ImageSource, spread
 from tfaccel.data.sources.pillow import UNREADABLE, Headers, header, sample_bits
 
@@ -26,7 +27,6 @@ log = logging.getLogger("tfaccel")
 
 NUM_SAMPLED = 64  # masks whose headers are read
 
-SIGNATURE = b"\x89PNG\r\n\x1a\n"
 GREY, PALETTE = 0, 3  # PNG's colour types
 _KEPT = (b"IHDR", b"IDAT", b"IEND")  # other chunks have a palette's form, or change the levels
 _AT_TYPE, _HEADER = 25, 33  # bytes before the colour type, and before what follows IHDR
@@ -71,7 +71,7 @@ def as_grey(data: bytes) -> bytes:
 
     A damaged image is left for the decoder to refuse.
     """
-    if not data.startswith(SIGNATURE) or len(data) < _HEADER:
+    if not data.startswith(PNG_SIGNATURE) or len(data) < _HEADER:
         return data
     bits, kind = data[_AT_TYPE - 1], data[_AT_TYPE]
     if kind == PALETTE and bits == 8:
@@ -84,13 +84,13 @@ def as_grey(data: bytes) -> bytes:
 
 def _with_grey_header(data: bytes) -> bytes:
     """Returns a palette's PNG of 8 bits with the header of a grey one, and without its palette."""
-    parts, at = [SIGNATURE], len(SIGNATURE)
+    parts, at = [PNG_SIGNATURE], len(PNG_SIGNATURE)
     while at + 12 <= len(data):
         size = int.from_bytes(data[at : at + 4], "big")
         name, chunk = data[at + 4 : at + 8], data[at : at + 12 + size]
         if name == b"IHDR":
             body = bytearray(chunk[4:-4])  # the name and the 13 bytes of the header
-            body[_AT_TYPE - len(SIGNATURE) - 4] = GREY
+            body[_AT_TYPE - len(PNG_SIGNATURE) - 4] = GREY
             chunk = chunk[:4] + bytes(body) + zlib.crc32(body).to_bytes(4, "big")
         if name in _KEPT:
             parts.append(chunk)

@@ -74,14 +74,13 @@ class Remat:
                     f"a time; the least is about {choice.kept_bytes / MIB:,.0f} MiB, which is used",
                 )
             return self._told(choice).segments
+        if not (of_calls := calls.of(traced.backward[0].graph)):
+            return []
+        number = counted(len(of_calls), "call")
+        self._say(logging.INFO, f"the backward pass computes {number} of layers again (remat)")
         known = {id(each) for each in traced.forward}
-        of_calls = [
-            [op for op in each if id(op) in known] for each in calls.of(traced.backward[0].graph)
-        ]
-        if of_calls:
-            number = counted(len(of_calls), "call")
-            self._say(logging.INFO, f"the backward pass computes {number} of layers again (remat)")
-        return [each for each in of_calls if each]
+        own = [[op for op in each if id(op) in known] for each in of_calls]
+        return [each for each in own if each]
 
     def _told(self, choice: segments.Choice) -> segments.Choice:
         before = f"{choice.bytes_before / MIB:,.0f} MiB"

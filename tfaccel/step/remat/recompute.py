@@ -25,6 +25,7 @@ from tfaccel.keras_internals.graph_copies import (
     current_graph,
     give_input,
     is_copyable,
+    is_input,
     is_persistent,
 )
 from tfaccel.keras_internals.xla_gradients import optimization_barrier
@@ -206,11 +207,6 @@ def _held(
     with graph.as_default(), graph.control_dependencies(None), tf.name_scope("recomputed/"):
         *held, gradient = optimization_barrier(*tensors, gradient)
     return held, gradient, graph.get_operations()[before:]
-
-
-def is_input(op: tf.Operation) -> bool:
-    """Returns whether an operation stands for an input of the traced function."""
-    return op.type == "Placeholder"
 
 
 def of_weights(op: tf.Operation, known: dict[int, bool]) -> bool:

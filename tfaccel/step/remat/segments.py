@@ -16,7 +16,8 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.step.remat.recompute import Pass, Segment, is_input, of_weights
+from tfaccel.keras_internals.graph_copies import is_input
+from tfaccel.step.remat.recompute import Pass, Segment, of_weights
 
 # Operations that XLA computes in the kernels that read their results.
 CHEAP = {
