@@ -8,12 +8,13 @@ import itertools
 import json
 import logging
 import os
+import subprocess
 import sys
 
 import keras
 import pytest
 import tensorflow as tf
-from conftest import strategy_of
+from conftest import in_workers, strategy_of
 
 from tfaccel import UserError
 from tfaccel.cli import main
@@ -98,6 +99,57 @@ def test_wrong_gradients_fail(command, only_the_first, monkeypatch, tmp_path):
     rows = json.loads((tmp_path / "figures.json").read_text())["rows"]
     # Both replicas took the same wrong step.
     assert [row["passed"] for row in rows] == [False, True]
+
+
+OF_WORKERS = """
+import contextlib, io, itertools, os, pathlib
+from tfaccel.config import RuntimeConfig
+from tfaccel.diagnostics import selftest
+index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+selftest.LONG, own = 4, selftest._checks
+
+def checks(trainer):
+    yield from itertools.islice(own(trainer), 2)
+    yield "what the second worker finds", index, 0
+
+selftest._checks = checks
+with contextlib.redirect_stdout(io.StringIO()) as out:
+    code = selftest.report(
+        RuntimeConfig(gpu_ids=()), precisions=("float32",), xla=(False,),
+        output=pathlib.Path({folder!r}) / f"{{index}}.json",
+    )
+print(json.dumps([code, out.getvalue()]))
+"""
+
+
+def test_workers_report_the_largest_figure_of_all(tmp_path):
+    (code, out), other = map(json.loads, in_workers(OF_WORKERS.format(folder=str(tmp_path)), 2))
+    assert other == [1, ""]
+    assert code == 1
+    lines = out.splitlines()
+    assert [line.endswith("FAILED") for line in lines] == [False] * 3 + [True, False]
+    assert lines[-1] == "2 of 3 checks passed on 2 replica(s) of 2 workers"
+    (file,) = tmp_path.iterdir()
+    written = json.loads(file.read_text())
+    assert written["workers"] == 2
+    assert [row["figure"] for row in written["rows"]][1:] == [0, 1]
+
+
+@pytest.mark.multi_gpu
+def test_a_process_for_each_of_two_gpus_trains_as_one_device(tmp_path):
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "tfaccel", "launch", "--nproc-per-node=2", "selftest"),
+            *("--precision=float32,mixed_float16", "--output=rows.json"),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    written = json.loads((tmp_path / "rows.json").read_text())
+    assert written["workers"] == 2
+    assert {row["xla"] for row in written["rows"]} == {True, False}
 
 
 @pytest.mark.slow

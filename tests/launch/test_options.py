@@ -49,6 +49,14 @@ def test_a_dry_run_needs_no_workdir(engine, tmp_path, monkeypatch):
         parse([f"--engine={engine}", *train], {})
 
 
+@pytest.mark.parametrize("engine", ["local", "slurm"])
+def test_a_selftest_needs_no_workdir(engine, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    options, command = parse([f"--engine={engine}", "selftest", "--xla=on"], {})
+    assert list(command) == ["selftest", "--xla=on"]
+    assert (options.log_dir.parent == tmp_path) == (engine == "local")
+
+
 @pytest.mark.parametrize(
     "spelt",
     [["--workdir=x/y"], ["--workdir", "x/y"], ["-workdir=x/y"], ["--workdir=a", "--workdir=x/y"]],

@@ -70,11 +70,12 @@ def audit(values: flags.FlagValues, _: str) -> int:
 @command(
     summary="check that this machine's replicas train like one device",
     about="""
-        Trains small models on this machine's replicas, and on one device with plain Keras, and
-        compares the two: loss, weights, clipping, accumulation, batch norm, a partial batch, a GAN
-        of two optimizers, an averaged copy of the weights, a masked loss, attention, overflow on
-        each replica, save and load, XLA. Prints a row for each check. The exit code is 1 if a check
-        fails. This takes minutes, mostly for compilation.""",
+        Trains small models on this machine's replicas, or on those of all ranks of `tfaccel
+        launch`. Trains them on one device with plain Keras, too, and compares the two: loss,
+        weights, clipping, accumulation, batch norm, a partial batch, a GAN of two optimizers, an
+        averaged copy of the weights, a masked loss, attention, overflow on each replica, save and
+        load, XLA. Prints a row for each check. The exit code is 1 if a check fails. This takes
+        minutes, mostly for compilation.""",
     flags=(
         Flag(
             "gpu_ids",
@@ -95,11 +96,7 @@ def audit(values: flags.FlagValues, _: str) -> int:
 )
 def selftest(values: flags.FlagValues, _: list[str]) -> int:
     """Checks the replicas, prints a row for each check, and returns 1 if any failed."""
-    config = RuntimeConfig(gpu_ids=values.gpu_ids)
-    if not values.precision:
-        raise UserError("--precision is empty; give at least one, e.g. --precision=float32")
-    precisions = tuple(RuntimeConfig(precision=each).precision for each in values.precision)
-    output = new_file("output", values.output)
+    config, precisions, output = checked_selftest(values)
     start_tensorflow()
     from tfaccel.diagnostics import selftest as selftest_room
 
@@ -109,6 +106,21 @@ def selftest(values: flags.FlagValues, _: list[str]) -> int:
             raise UserError(f"precision={each!r} has no tolerances to test with; use {known}")
     xla = {"both": (False, True), "on": (True,), "off": (False,)}[values.xla]
     return selftest_room.report(config, precisions=precisions, xla=xla, output=output)
+
+
+def checked_selftest(
+    values: flags.FlagValues,
+) -> tuple[RuntimeConfig, tuple[str, ...], pathlib.Path | None]:
+    """Returns the devices, the precisions and the output of `tfaccel selftest`'s flags.
+
+    Raises:
+      UserError: a value is wrong.
+    """
+    config = RuntimeConfig(gpu_ids=values.gpu_ids)
+    if not values.precision:
+        raise UserError("--precision is empty; give at least one, e.g. --precision=float32")
+    precisions = tuple(RuntimeConfig(precision=each).precision for each in values.precision)
+    return config, precisions, new_file("output", values.output)
 
 
 @command(

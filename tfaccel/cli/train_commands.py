@@ -9,6 +9,7 @@ from absl import flags
 
 from tfaccel.cli.asked_experiment import check_experiment, check_run
 from tfaccel.cli.command import OF_CONFIG, command, topic_of
+from tfaccel.cli.diagnose_commands import checked_selftest, selftest
 from tfaccel.cli.flags import folder_to_be, new_file, one_workdir
 from tfaccel.common.checks import check_number
 from tfaccel.common.errors import UserError
@@ -501,7 +502,8 @@ LAUNCH_MORE = f"""  SIGTERM, SIGUSR1, Ctrl-C and a lost terminal (SIGHUP, sent a
 @command(
     summary="run and watch the processes of one job, on one or several machines",
     takes="[flags] train --config=FILE --workdir=DIR [flags of train]\n"
-    "[flags] SCRIPT.py [arguments]",
+    "[flags] SCRIPT.py [arguments]\n"
+    "[flags] selftest [flags of selftest]",
     about="""
         Starts the ranks of one job and watches them. A rank is a process that trains on its share
         of every batch. If a rank fails, never starts or makes no progress, all ranks are ended, and
@@ -512,6 +514,7 @@ LAUNCH_MORE = f"""  SIGTERM, SIGUSR1, Ctrl-C and a lost terminal (SIGHUP, sent a
     flags=FLAGS,
     examples=(
         "tfaccel launch --nproc-per-node=2 train \\\n  --config=configs/digits.py --workdir=runs/a",
+        "tfaccel launch --nproc-per-node=2 selftest",
     ),
     warning=LAUNCH_WARNING,
     more=LAUNCH_MORE,
@@ -522,8 +525,12 @@ def launch(own: list[str], command_line: list[str]) -> int:
     from tfaccel import launch as launch_room
 
     asked, argv = options.parse([*own, *command_line], os.environ)
-    if asked.engine == "local" and argv[0] == "train" and topic_of(argv[1:]) is None:
-        # Mistakes are reported once here, not by each rank after TensorFlow's start.
+    if asked.engine != "local" or topic_of(argv[1:]) is not None:
+        return launch_room.launch(asked, argv)
+    # Mistakes are reported once here, not by each rank after TensorFlow's start.
+    if argv[0] == "selftest":
+        checked_selftest(selftest.parse(argv[1:])[0])
+    elif argv[0] == "train":
         values, _ = train.parse(argv[1:])
         config, workdir = parse(values.config), values.workdir
         if workdir:  # a dry run needs none

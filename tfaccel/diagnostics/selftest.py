@@ -1,9 +1,10 @@
 """Tests whether this machine's replicas train as one device does, for `tfaccel selftest`.
 
-Takes devices; yields one row for each check, in each precision, with and without XLA. The reference
-is plain Keras on one device without a strategy, on the same rows in the same order.
+Takes a strategy; yields one row for each check, in each precision, with and without XLA. The
+reference is plain Keras on one device without a strategy, on the same rows in the same order. With
+several workers each has its own reference, and a row has the largest figure of all workers.
 
-    rows = run(("/gpu:0", "/gpu:1"), precisions=("mixed_float16",), xla=(True,))
+    rows = run(tf.distribute.MirroredStrategy(), precisions=("mixed_float16",), xla=(True,))
     all(row.passed for row in rows)
 
 The figures and their limits:
@@ -18,6 +19,7 @@ import contextlib
 import dataclasses
 import datetime
 import logging
+import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterator
@@ -30,8 +32,10 @@ from keras import layers
 from tfaccel.common import temporary
 from tfaccel.common.tables import show
 from tfaccel.config import RuntimeConfig, StepConfig
+from tfaccel.keras_internals.replica import of_workers
 from tfaccel.keras_internals.variables import components
-from tfaccel.runtime.cluster import Cluster
+from tfaccel.run import Run
+from tfaccel.runtime.cluster import Cluster, find
 from tfaccel.runtime.devices import configure, describe_environment, load_cuda_libraries
 from tfaccel.runtime.strategy import make_strategy
 from tfaccel.step import compile_model
@@ -42,6 +46,7 @@ from tfaccel.training.workdir import write_json
 log = logging.getLogger("tfaccel")
 
 SMALL = {"float32": 1e-3, "mixed_float16": 3e-2, "mixed_bfloat16": 1e-1}
+ALONE = Cluster()  # of one worker
 ROWS_PER_REPLICA = 16
 SHORT, LONG = 10, 200  # steps
 
@@ -67,12 +72,21 @@ def report(
 ) -> int:
     """Tests the devices that `config` chooses, prints a row for each check, and writes `output`.
 
+    In a job of several workers, all of them test its replicas, and the chief prints and writes.
+
     Returns:
       0, or 1 if any check failed.
     """
-    # Without a GPU, the CPU stands in for two: the checks are about two replicas.
     load_cuda_libraries()
-    if config.gpu_ids == () or not tf.config.list_physical_devices("GPU"):
+    cluster, guard = find(os.environ), contextlib.nullcontext
+    if cluster.num_workers > 1:
+        # Workers whose steps all run without XLA do not sum in XLA.
+        config = dataclasses.replace(config, xla=None if True in xla else False)
+        this_run = Run(config, cluster)
+        guard = this_run.watchdog.guard
+        devices = tuple(each.name for each in this_run.runtime.devices)
+    # Without a GPU, the CPU stands in for two: the checks are about two replicas.
+    elif config.gpu_ids == () or not tf.config.list_physical_devices("GPU"):
         cpu = tf.config.list_physical_devices("CPU")[0]
         two = [tf.config.LogicalDeviceConfiguration()] * 2
         tf.config.set_logical_device_configuration(cpu, two)
@@ -81,16 +95,21 @@ def report(
     else:
         devices = tuple(each.name for each in configure(config).devices)
     rows = []
-    show(f"{'check':35} {'precision':14} XLA {'figure':>9} {'limit':>6}")
-    for row in run(make_strategy(Cluster(), devices), precisions=precisions, xla=xla):
+    strategy = make_strategy(cluster, devices)
+    tell = show if cluster.is_chief else log.debug
+    tell(f"{'check':35} {'precision':14} XLA {'figure':>9} {'limit':>6}")
+    for row in run(strategy, precisions=precisions, xla=xla, cluster=cluster, guard=guard):
         rows.append(row)
-        show(
+        tell(
             f"{row.check:35} {row.precision:14} {'on' if row.xla else 'off':3} {row.figure:9.2g} "
             f"{row.limit:6.2g}{'' if row.passed else '  FAILED'}"
         )
     failed = sum(not each.passed for each in rows)
-    show(f"{len(rows) - failed} of {len(rows)} checks passed on {len(devices)} replica(s)")
-    if output:
+    where = f"{strategy.num_replicas_in_sync} replica(s)"
+    if cluster.num_workers > 1:
+        where += f" of {cluster.num_workers} workers"
+    tell(f"{len(rows) - failed} of {len(rows)} checks passed on {where}")
+    if output and cluster.is_chief:
         write_json(
             output,
             {
@@ -98,6 +117,7 @@ def report(
                 "date": datetime.date.today().isoformat(),
                 "environment": describe_environment(),
                 "devices": devices,
+                "workers": cluster.num_workers,
                 "rows": [dataclasses.asdict(each) for each in rows],
             },
         )
@@ -105,12 +125,23 @@ def report(
 
 
 def run(
-    strategy: tf.distribute.Strategy, *, precisions: tuple[str, ...], xla: tuple[bool, ...]
+    strategy: tf.distribute.Strategy,
+    *,
+    precisions: tuple[str, ...],
+    xla: tuple[bool, ...],
+    cluster: Cluster = ALONE,
+    guard: Callable = contextlib.nullcontext,
 ) -> Iterator[Row]:
     """Runs every check and yields its row at once.
 
-    TensorFloat-32 is off during the checks, so that float32 is compared as float32. The strategy is
-    a MirroredStrategy over the replicas to test. `xla` holds True, False, or both.
+    TensorFloat-32 is off during the checks, so that float32 is compared as float32.
+
+    Args:
+      strategy: over the replicas to test.
+      precisions: Keras dtype policies that have a limit in SMALL.
+      xla: True, False, or both.
+      cluster: the workers of the strategy.
+      guard: makes a context for every call that involves other workers.
     """
     levels = [(each, each.level) for each in (log, tf.get_logger())]
     log.setLevel(logging.WARNING)  # hides a line for each compiled model,
@@ -123,8 +154,13 @@ def run(
             keras.config.set_dtype_policy(precision)
             references = {}
             for each in xla:
-                trainer = _Trainer(strategy, precision, references, xla=each)
+                trainer = _Trainer(
+                    strategy, precision, references, xla=each, cluster=cluster, guard=guard
+                )
                 for name, figure, limit in _checks(trainer):
+                    if cluster.num_workers > 1:
+                        with guard():
+                            figure = of_workers(np.array([float(figure)]), strategy).max()
                     passed = bool(figure <= limit)  # NaN does not pass
                     yield Row(name, precision, each, float(figure), limit, passed)
     finally:
@@ -340,8 +376,11 @@ class _Trained:
 class _Trainer:
     """Trains small models on fixed rows: on one device by plain Keras, and on the replicas."""
 
-    def __init__(self, strategy, precision: str, references: dict, *, xla: bool):
+    def __init__(
+        self, strategy, precision: str, references: dict, *, xla: bool, cluster: Cluster, guard
+    ):
         """Takes the settings, and the dictionary that keeps the results of the one device."""
+        self._cluster, self._guard = cluster, guard
         self.strategy, self.precision, self.xla = strategy, precision, xla
         self.references = references
         self.num_replicas = strategy.num_replicas_in_sync
@@ -423,7 +462,7 @@ class _Trainer:
         config = dataclasses.replace(config, audit_steps=0)
         compile_args = self._compile_args(optimizer, loss)
         compile_model(model, self.strategy, config, xla=self.xla, **compile_args)
-        extend(model, config, guard=contextlib.nullcontext, cluster=Cluster())
+        extend(model, config, guard=self._guard, cluster=self._cluster)
 
     def _compile_args(self, optimizer, loss) -> dict:
         return {

@@ -203,6 +203,7 @@ _OF_FIELDS = {
 FLAGS = (*_OF_FIELDS.values(), LOG_DIR)
 # The field of each flag whose value is used unchanged.
 FIELDS = {flag.name: field for field, flag in _OF_FIELDS.items()}
+COMMANDS = ("train", "selftest")  # those that each rank can run
 YES = ("true", "t", "1")  # absl's true values
 # Seconds for which 0 means no limit.
 MAY_LAST = ("start_timeout_s", "step_timeout_s", "save_timeout_s", "evaluation_timeout_s")
@@ -212,19 +213,19 @@ def argv_of(command: Sequence[str]) -> list[str]:
     """Returns the program that a rank runs with this Python.
 
     Args:
-      command: `train` with its flags, or a Python file with its arguments.
+      command: `train` or `selftest` with its flags, or a Python file with its arguments.
 
     Raises:
       UserError: the command is neither.
     """
     if not command:
         raise UserError("no command to launch; e.g. `tfaccel launch --nproc-per-node=2 train ...`")
-    if command[0] == "train":
+    if command[0] in COMMANDS:
         return [sys.executable, "-m", "tfaccel", *command]
     if not command[0].endswith(".py"):
         raise UserError(
-            f"cannot launch '{command[0]}'{did_you_mean(command[0], ['train'])}; give `train` with "
-            "its flags, or a Python file with its arguments"
+            f"cannot launch '{command[0]}'{did_you_mean(command[0], COMMANDS)}; give `train` or "
+            "`selftest` with its flags, or a Python file with its arguments"
         )
     if not pathlib.Path(command[0]).is_file():
         raise UserError(f"script {command[0]} does not exist; give the path of a Python file")
@@ -241,7 +242,12 @@ def workdir_of(command: Sequence[str]) -> str:
     return found
 
 
-def _is_dry(command: Sequence[str]) -> bool:
+def _leaves_nothing(command: Sequence[str]) -> bool:
+    """Returns whether the command is a dry run or a self-test, whose logs nobody keeps."""
+    if command[0] == "selftest":
+        return True
+    if command[0] != "train":
+        return False
     flags_given = [
         each.lstrip("-").replace("_", "-").lower() for each in command if each[:1] == "-"
     ]
@@ -251,21 +257,21 @@ def _is_dry(command: Sequence[str]) -> bool:
 def _log_dir(given: str | None, command: Sequence[str], engine: str) -> pathlib.Path:
     """Returns the folder for the ranks' output: in the workdir, if the command has one.
 
-    A dry run writes nothing there. It uses a temporary folder or, with another engine, whose
-    launchers run elsewhere, a folder in the current one.
+    A dry run and a self-test write nothing there. They use a temporary folder or, with another
+    engine, whose launchers run elsewhere, a folder in the current one.
     """
     workdir = workdir_of(command)
-    is_dry = command[0] == "train" and _is_dry(command)
-    if command[0] == "train" and not workdir and not is_dry:
+    leaves_nothing = _leaves_nothing(command)
+    if command[0] == "train" and not workdir and not leaves_nothing:
         raise UserError(
             "train without --workdir=DIR; give a workdir that all ranks share, from which a "
             "restart continues"
         )
     if given:
         folder = given
-    elif is_dry and engine == "local":
+    elif leaves_nothing and engine == "local":
         folder = tempfile.mkdtemp(prefix="tfaccel-launch-")
-    elif workdir and not is_dry:
+    elif workdir and not leaves_nothing:
         folder = f"{workdir}/launch"
     else:
         folder = f"launch-{datetime.datetime.now():%Y%m%d-%H%M%S}"
