@@ -209,7 +209,7 @@ def _on_gpu(array: np.ndarray) -> tf.Tensor:
     if not (array.flags.c_contiguous and array.flags.writeable):
         return tf.constant(array)
     copy = tf.identity(tf.experimental.dlpack.from_dlpack(array.__dlpack__()))
-    # `tf.test.experimental.sync_devices` would also wait for the devices of other workers, and fail.
+    # `tf.test.experimental.sync_devices` would also ask the devices of other workers, and fail.
     tf.raw_ops.SyncDevice()
     return copy
 
