@@ -373,6 +373,14 @@ def in_one_function(monkeypatch):
             codes.append(logs.pop(finite.LOG, tf.constant(finite.FINE, tf.int64)))
         return logs | {finite.LOG: tf.stack(codes)}
 
+    def compiled(_, function):
+        # Like `in_xla.checked`, whose function TensorFlow calls by the signature of `function`.
+        @functools.wraps(function)
+        def traced(*arguments):
+            return function(*arguments)
+
+        return tf.function(traced, autograph=False)
+
     without_xla = lambda **args: layer_paths.layer_paths(**{**args, "xla": False})  # noqa: E731
     monkeypatch.setattr(replica, "_can_wait_in_xla", lambda _: True)
     monkeypatch.setattr(
@@ -381,7 +389,7 @@ def in_one_function(monkeypatch):
     for each in (replica_steps, predict, totals):
         monkeypatch.setattr(each, "layer_paths", without_xla)
     for each in (replica_steps, predict):
-        monkeypatch.setattr(each, "compiled", lambda _, own: tf.function(own, autograph=False))
+        monkeypatch.setattr(each, "compiled", compiled)
     monkeypatch.setattr(replica_steps, "_in_a_row", unrolled)
 
 

@@ -25,7 +25,12 @@ def from_deferred(step: Callable, make_batch: Callable | None, *, trains: bool) 
     """Returns the step as a function of deferred batches, if there is a `make_batch`."""
     if make_batch is None:
         return step
-    return functools.partial(_in_a_row, step, make_batch, trains=trains)
+
+    # Not a `partial`: TensorFlow would pass `trains`, which is a default in its signature.
+    def in_a_row(inputs, shared):
+        return _in_a_row(step, make_batch, inputs, shared, trains=trains)
+
+    return in_a_row
 
 
 def _in_a_row(
