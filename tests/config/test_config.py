@@ -123,6 +123,19 @@ def test_a_config_may_leave_out_what_it_does_not_change():
         ({"data": {"validation_split": 0.2, "group_column": "a"}}, "needs source='csv'"),
         ({"data": {"ignore_class": 255}}, "ignore_class=255 needs targets='mask'"),
         ({"data": {"sampling": "sqrt"}}, "sampling='sqrt'; did you mean 'square_root'?"),
+        (
+            {
+                "data": {
+                    "source": "pairs",
+                    "targets": "mask",
+                    "train_targets": "a",
+                    "test_targets": "b",
+                    "classes": "dog,cat",
+                    "sampling": "balanced",
+                }
+            },
+            "sampling='balanced' needs images with one class each",
+        ),
         ({"data": {"classes": "dog"}}, "classes='dog' has fewer than two classes; expected names"),
         (
             {"data": {"sampling": "balanced"}, "train": {"class_weights": "balanced"}},

@@ -17,9 +17,10 @@ from tfaccel.experiment.metrics import PSNR, MeanIoU, PixelAccuracy
 from tfaccel.training.losses import BinaryCrossentropy, Crossentropy, Dice, Sum
 
 
-def data_of(*, class_names=(), targets=None, **images):
+def data_of(*, class_names=(), target_names=(), targets=None, **images):
     """What a loader's `.data` says."""
-    source = types.SimpleNamespace(targets=targets, task="classes" if targets is None else None)
+    task = "classes" if targets is None else None
+    source = types.SimpleNamespace(targets=targets, task=task, target_names=target_names)
     return types.SimpleNamespace(
         class_names=class_names,
         source=source,
@@ -32,8 +33,8 @@ LABELS = data_of(class_names=("a", "b", "c"))
 IMAGES = data_of(targets=np.full((5, 8, 6, 3), 255, np.uint8), std=(0.5, 0.25, 0.2))
 
 
-def masks_of(targets):
-    data = data_of(targets=targets)
+def masks_of(targets, names=()):
+    data = data_of(targets=targets, target_names=names)
     data.images = ImageConfig(image_size=(8, 6), targets="mask")
     return data
 
@@ -147,6 +148,18 @@ def test_each_mistake_is_one_sentence(data, num_outputs, words):
     with pytest.raises(UserError) as error:
         tasks.task_of(data, ModelConfig(num_outputs=num_outputs), StepConfig(), TrainConfig())
     assert words in str(error.value)
+
+
+def test_names_of_a_masks_values_give_their_number():
+    data = masks_of(MASKS.source.targets, ("road", "sky", "tree"))
+
+    def num_outputs(asked):
+        model = ModelConfig(num_outputs=asked)
+        return tasks.task_of(data, model, StepConfig(), TrainConfig()).num_outputs
+
+    assert (num_outputs(None), num_outputs(5)) == (3, 5)
+    with pytest.raises(UserError, match="num_outputs=2, but classes has 3 names of a mask's"):
+        num_outputs(2)
 
 
 @pytest.mark.parametrize("data", [IMAGES, MASKS], ids=["images", "masks"])

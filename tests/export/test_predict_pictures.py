@@ -37,7 +37,8 @@ def exported(setup, tmp_path):
             model = keras.Sequential([keras.Input((*SIZE, 3)), conv])
         of_classes = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         run.compile(model, loss=of_classes if is_mask else "mae")
-        source = ArraySource(images, None, targets=masks if is_mask else images)
+        names = ("road", "sky") if is_mask else ()  # of four classes
+        source = ArraySource(images, None, (), masks if is_mask else images, names)
         size = {"image_size": SIZE, "global_batch_size": 4}
         loader = run.loader(source, targets=targets, augment=preset(augment), **size)
         return run.export(model, tmp_path / "export" / "1", loader=loader)
@@ -80,8 +81,9 @@ def test_a_mask_has_the_size_of_its_image_and_the_numbers_of_the_classes(
         np.testing.assert_array_equal(np.array(mask), wanted[rows][:, columns])
         share = np.bincount(wanted.ravel(), minlength=4) / wanted.size
         largest = int(share.argmax())
-        assert line.startswith(f"{photos / name}: {tmp_path / 'masks' / name}: {largest} ")
-        assert f": {largest} {share[largest]:.1%}" in line
+        called = ["road", "sky", "class 2", "class 3"][largest]
+        assert line.startswith(f"{photos / name}: {tmp_path / 'masks' / name}: {called} ")
+        assert f": {called} {share[largest]:.1%}" in line
     assert lines[3].startswith(f"{photos / 'b/broken.png'}: not a JPEG or PNG")
     assert not (tmp_path / "masks/b/broken.png").exists()
 

@@ -407,7 +407,7 @@ def _predict_pictures(
     from tfaccel.export.asked_images import picture_names
 
     facts = card.read(folder)
-    if facts.get("class_names") or facts.get("target_names"):
+    if facts.get("class_names") or facts.get("answers") == "numbers":
         form_of(output)  # raises a UserError: rows go into no folder
     for name in ("threshold", "loader", "gpu-ids", "global-batch-size"):
         if values[name].present:
@@ -422,7 +422,7 @@ def _predict_pictures(
     failed = False
     for each in write_pictures(Export(folder), paths, names, output):
         failed |= each.error is not None
-        show(each.line(values.top))
+        show(each.line(values.top, facts.get("target_names") or ()))
     return int(failed)
 
 

@@ -368,7 +368,8 @@ class DataConfig(ImageConfig):
     classes: str | Sequence[str] | None = None
     """Names of the classes to use, in the order of their numbers, e.g. dog,cat; or a .txt file with
     one name on each line, which is read at the start. Images of other classes are left out of
-    training and test. None uses all classes, in the order of their names."""
+    training and test. None uses all classes, in the order of their names. For masks, the names of
+    their values 0, 1, 2 and so on, which reports show."""
     sampling: str = "uniform"
     """How often training images come: uniform, balanced or square_root. "uniform": each image once
     an epoch. "balanced": an epoch has equally many images of each class. "square_root": in
@@ -451,7 +452,8 @@ class DataConfig(ImageConfig):
             object.__setattr__(self, "classes", class_list(self.classes))
         others = {"multilabel": "several classes each", "regression": "numbers for labels"}
         have = "target images" if self.source == "pairs" else others.get(self.task)
-        for name in ("classes", "sampling") if have else ():
+        masks = self.source == "pairs" and self.targets == "mask"  # `classes` names their values
+        for name in () if not have else ("sampling",) if masks else ("classes", "sampling"):
             if getattr(self, name) != getattr(DataConfig, name):
                 raise UserError(
                     f"{name}={getattr(self, name)!r} needs images with one class each, but with "

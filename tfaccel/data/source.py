@@ -164,7 +164,8 @@ class ImageSource:
       class_names: names of the classes, in order; empty for pairs and numbers.
       targets: target images of pairs, one for each input; None for labelled images.
       groups: [num_examples] int64, numbers of the groups that a split keeps together; or None.
-      target_names: for numbers, the name of each column of the labels; else empty.
+      target_names: the name of each column of the labels, if these are numbers, or of each value of
+        the masks; else empty.
     """
 
     images: Blobs
@@ -230,7 +231,8 @@ class ArraySource:
       class_names: names of the classes, in order; empty for pairs and numbers.
       targets: target images of pairs, [num_examples, height, width, channels] of one of these
         dtypes; else None.
-      target_names: for numbers, the name of each column of the labels; else empty.
+      target_names: the name of each column of the labels, if these are numbers, or of each value of
+        the masks; else empty.
       copies: copies of images and targets in the GPUs' memory, by (name, device). The loader
         "memory" makes them. All loaders of the source share them, and they live as long as it.
     """

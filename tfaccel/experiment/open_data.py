@@ -87,7 +87,7 @@ def _divided(data: DataConfig, source) -> tuple:
 def _whole(
     data: DataConfig, split: str, class_names: Sequence[str] | None = None, task: str | None = None
 ):
-    if data.classes is None:
+    if data.classes is None or data.source == "pairs":
         return _found(data, split, class_names, task)
     # A test set may lack classes of the list. The training images show whether a name is right.
     of, may_lack = ("training", False) if split == "train" or data.splits else ("test", True)
@@ -100,7 +100,7 @@ def _found(data: DataConfig, split: str, class_names: Sequence[str] | None, task
     # A test set has the task of the training labels, too, whatever its own labels look like.
     where, *targets = places(data, split)
     if data.source == "pairs":
-        return sources.image_pairs(where, *targets)
+        return sources.image_pairs(where, *targets, class_names=data.classes or ())
     if data.source == "folders":
         return sources.class_folders(where, class_names=class_names)
     arguments = {name: getattr(data, name) for name in SOURCE_ARGUMENTS.get(data.source, ())}

@@ -207,11 +207,19 @@ def _segmentation(data: ImageData, asked: int | None, train: TrainConfig) -> Tas
             f"loss={train.loss!r} with masks; it is for {what}: use one of 'cross_entropy', "
             "'focal', 'dice', 'cross_entropy_dice' or 'focal_dice'"
         )
+    names = data.found.target_names
+    if asked is None and names:
+        asked = len(names)
     if asked is None:
         raise UserError(
             "num_outputs=None with targets='mask'; set it to the number of values of a mask's "
             "pixels (the largest, plus one, without ignore_class), for example "
-            "--config.model.num_outputs=21"
+            "--config.model.num_outputs=21, or name the classes in data.classes"
+        )
+    if len(names) > asked:
+        raise UserError(
+            f"num_outputs={asked}, but classes has {len(names)} names of a mask's values; use "
+            f"num_outputs={len(names)}, or name fewer values"
         )
     ignored = data.images.ignore_class
     if ignored is not None and ignored < asked:

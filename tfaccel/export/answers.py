@@ -35,7 +35,7 @@ class Answers:
       scale: for an image, what 1 stands for: see `ImageConfig.pixel_scale`.
       class_names: the name of each class, in order; empty if the classes have no names.
       several: whether an image has any number of classes. A single output is then one class.
-      target_names: for numbers, the name of each.
+      target_names: for numbers, the name of each; for masks, those of their values, if known.
     """
 
     kind: str
@@ -135,4 +135,5 @@ def answers_of(model: keras.Model, data: ImageData, *, losses: Sequence) -> Answ
         exclusive=exclusive,
         several=several,
         class_names=completed(data.class_names, num_classes) if data.class_names else (),
+        target_names=completed(names, num_classes) if (names := data.source.target_names) else (),
     )

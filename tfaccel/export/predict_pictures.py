@@ -38,15 +38,19 @@ class Picture:
     shares: np.ndarray | None = None
     error: str | None = None
 
-    def line(self, most: int) -> str:
-        """Returns the same as text for people, with the `most` largest classes of a mask."""
+    def line(self, most: int, names: Sequence[str] = ()) -> str:
+        """Returns the same as text for people, with the `most` largest classes of a mask.
+
+        `names` are those of all classes; without them, a class is shown as its number.
+        """
         if self.error is not None:
             return in_lines(f"{self.path}: {self.error}", rest="  ")
         said = f"{self.path}: {self.written}"
         if self.shares is not None:
             order = np.argsort(-self.shares, kind="stable")[:most]
-            shown = [f"{each} {self.shares[each]:.1%}" for each in order if self.shares[each]]
-            said += f": {', '.join(shown)}"
+            names = names or [str(each) for each in range(len(self.shares))]
+            shown = ((names[each], self.shares[each]) for each in order if self.shares[each])
+            said += f": {', '.join(f'{name} {share:.1%}' for name, share in shown)}"
         return in_lines(said, rest="  ")
 
 

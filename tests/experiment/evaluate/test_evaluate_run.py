@@ -425,6 +425,7 @@ def pairs_config(root, **changes):
 def segmented(street, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("runs") / "masks"
     masks = {"data.targets": "mask", "data.ignore_class": 255, "model.num_outputs": 3}
+    masks["data.classes"] = "road,sky"  # two of the three
     with pytest.MonkeyPatch.context() as patch:
         compare_nothing(patch)
         train.run(pairs_config(street, **masks), workdir=workdir)
@@ -457,6 +458,8 @@ def test_masks_have_the_figures_of_the_models_own_answers(segmented, street, mon
     found = figures_of(folder)["overall"]
     assert found["mean_iou"] == pytest.approx(np.mean(both[there] / either[there]))
     assert found["log_loss"] == pytest.approx(np.mean(losses), rel=1e-4)
+    named = figures_of(folder)["classes"]
+    assert [row["class"] for row in named] == ["road", "sky", "class 2"]
     rows = rows_of(folder)
     np.testing.assert_allclose([float(row["iou"]) for row in rows], of_images)
     assert report.worst.tolist() == np.argsort(of_images, kind="stable").tolist()

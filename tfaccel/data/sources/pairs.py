@@ -12,7 +12,7 @@ import logging
 import os
 import pathlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tfaccel.common.errors import UserError
 from tfaccel.common.regular_file import NOT_REGULAR, is_special
@@ -25,7 +25,12 @@ from tfaccel.data.sources.pillow import IMAGE_SUFFIXES
 log = logging.getLogger("tfaccel")
 
 
-def image_pairs(inputs_root: str | os.PathLike, targets_root: str | os.PathLike) -> ImageSource:
+def image_pairs(
+    inputs_root: str | os.PathLike,
+    targets_root: str | os.PathLike,
+    *,
+    class_names: Sequence[str] = (),
+) -> ImageSource:
     """Pairs every image below `inputs_root` with the image of the same path below `targets_root`.
 
     Suffixes may differ. Files that are not named like images are skipped, and so are names that
@@ -37,6 +42,7 @@ def image_pairs(inputs_root: str | os.PathLike, targets_root: str | os.PathLike)
     Args:
       inputs_root: folder of the inputs, in sub-folders of any depth.
       targets_root: folder of the targets, in the same sub-folders.
+      class_names: for masks, the names of the values 0, 1, 2 and so on. Reports use them.
 
     Raises:
       UserError: a folder is missing or holds no image, an image has no partner, or two images of a
@@ -74,7 +80,9 @@ def image_pairs(inputs_root: str | os.PathLike, targets_root: str | os.PathLike)
             f"{'; and '.join(problems)}: expected the same paths below both, except for the suffix"
         )
     images, targets = (each.done() for each in found)
-    return ImageSource(images=Blobs(images), labels=None, targets=Blobs(targets))
+    return ImageSource(
+        images=Blobs(images), labels=None, targets=Blobs(targets), target_names=tuple(class_names)
+    )
 
 
 def find_images(root: pathlib.Path) -> None:

@@ -47,8 +47,10 @@ class Known:
           UserError: the folder is not an export.
         """
         facts = card.read(folder)
-        names = (tuple(map(str, facts.get(each, ()))) for each in ("class_names", "target_names"))
-        return cls(*names, task=facts.get("task"))
+        classes, targets = (facts.get(each, ()) for each in ("class_names", "target_names"))
+        if facts.get("answers") != "numbers":
+            targets = ()  # names of a mask's values are in the config
+        return cls(*(tuple(map(str, each)) for each in (classes, targets)), task=facts.get("task"))
 
 
 def known_of_run(workdir: pathlib.Path) -> Known:
@@ -102,7 +104,8 @@ def _other_source(data: DataConfig, known: Known) -> ImageSource | ArraySource:
     if data.source == "csv" and task in SEVERAL:
         data = dataclasses.replace(data, task=task)  # the labels of few images may look otherwise
     found = open_source(data, "test", class_names=names or None)
-    check_same_numbers(targets, found.target_names)
+    if data.source != "pairs":
+        check_same_numbers(targets, found.target_names)
     return found
 
 

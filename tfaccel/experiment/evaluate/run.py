@@ -173,7 +173,8 @@ def _of_scores(opened: _Opened, about: About, image_names: list[str], scores: di
     source = opened.loader.data.source
     if opened.is_mask:
         _check_values(scores["num_beyond"], image_names, opened.num_outputs)
-        names = [str(each) for each in range(opened.num_outputs)]
+        known = source.target_names or ("0",)
+        names = card.completed(known, opened.num_outputs)
         return MaskReport(about, names, image_names, scores)
     if source.task is None:
         return RestoredReport(about, image_names, scores)
