@@ -1,5 +1,7 @@
 """`tfaccel predict` with networks for masks and restoring networks: which PNG files it writes."""
 
+import shutil
+
 import keras
 import numpy as np
 import PIL.Image
@@ -7,11 +9,12 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tfaccel import UserError, preset
+from tfaccel import RunError, UserError, preset
 from tfaccel.cli import main
 from tfaccel.data.source import ArraySource
 from tfaccel.export import parity, predict_pictures
 from tfaccel.export.asked_images import picture_names
+from tfaccel.export.picture_folder import SETTINGS, PictureFolder, is_begun
 from tfaccel.export.predict import Export
 
 SIZE = (12, 10)  # height, width
@@ -26,12 +29,12 @@ def no_parity(monkeypatch):
 def exported(setup, tmp_path):
     """Exports a convolution of random weights, for masks of 4 classes or for images."""
 
-    def export(targets, *, augment="none"):
+    def export(targets, *, augment="none", seed=1):
         random = np.random.default_rng(0)
         images = random.integers(0, 256, (6, *SIZE, 3), dtype=np.uint8)
         masks = random.integers(0, 4, (6, *SIZE, 1), dtype=np.uint8)
         run, is_mask = setup(), targets == "mask"
-        keras.utils.set_random_seed(1)
+        keras.utils.set_random_seed(seed)
         with run.scope():
             conv = layers.Conv2D(4 if is_mask else 3, 3, padding="same")
             model = keras.Sequential([keras.Input((*SIZE, 3)), conv])
@@ -41,7 +44,7 @@ def exported(setup, tmp_path):
         source = ArraySource(images, None, (), masks if is_mask else images, names)
         size = {"image_size": SIZE, "global_batch_size": 4}
         loader = run.loader(source, targets=targets, augment=preset(augment), **size)
-        return run.export(model, tmp_path / "export" / "1", loader=loader)
+        return run.export(model, tmp_path / "export" / str(seed), loader=loader)
 
     return export
 
@@ -106,6 +109,66 @@ def test_a_restored_image_is_what_the_signature_answers(exported, photos, tmp_pa
     np.testing.assert_allclose(written, answer, atol=0.5)
 
 
+def test_a_stopped_call_continues(exported, photos, tmp_path, monkeypatch, capsys, caplog):
+    folder, output = exported("mask"), tmp_path / "masks"
+    (photos / "b/broken.png").unlink()
+    arguments = (f"--model={folder}", f"--output={output}", photos)
+    assert predict(*arguments) == 0
+    files = [output / each for each in ("a/1.png", "b/1.png", "b/2.png")]
+    wanted = {each: each.read_bytes() for each in files}
+    assert {each for each in output.rglob("*") if each.is_file()} == set(files)
+    with pytest.raises(UserError, match="exists; give a new file"):
+        predict(*arguments)
+    shutil.rmtree(output)
+    capsys.readouterr()
+
+    # A kill leaves what it had written, and a part of the picture that it was writing.
+    save = PictureFolder.save
+
+    def killed(self, picture, name):
+        if name == "b/1.png":
+            (output / ".b.png.1.ab").write_bytes(b"half")
+            raise KeyboardInterrupt
+        return save(self, picture, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PictureFolder, "save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            predict(*arguments)
+    assert files[0].exists()
+    assert not files[1].exists()
+    capsys.readouterr()
+
+    other = exported("mask", seed=2)
+    with pytest.raises(UserError, match="first part of another output: its model differ"):
+        predict(f"--model={other}", f"--output={output}", photos)
+    with pytest.raises(UserError, match="its folder of the images differ"):
+        predict(f"--model={folder}", f"--output={output}", photos / "b")
+
+    assert predict(*arguments) == 0
+    assert "continues after 1 image" in caplog.text
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        str(photos / e) for e in ("b/1.png", "b/2.png")
+    ]
+    assert {each: each.read_bytes() for each in files} == wanted
+    assert not is_begun(output)
+
+
+def test_two_processes_do_not_fill_one_folder(tmp_path):
+    folder = PictureFolder(tmp_path / "masks", settings={"model": 1})
+    again = PictureFolder(folder.path, settings={"model": 1}).held()
+    with folder.held(), pytest.raises(RunError, match="another process writes to"), again:
+        pass
+
+
+def test_a_damaged_note_is_named(tmp_path):
+    (tmp_path / SETTINGS).write_text("[]")
+    folder = PictureFolder(tmp_path, settings={}).held()
+    with pytest.raises(UserError, match=r"predict.json is damaged; remove "), folder:
+        pass
+
+
 def test_many_files_are_asked_in_parts(exported, photos, tmp_path, monkeypatch):
     monkeypatch.setattr(predict_pictures, "BYTES", 2 * 4 * 4 * SIZE[0] * SIZE[1])
     export = Export(exported("mask"))
@@ -118,7 +181,9 @@ def test_many_files_are_asked_in_parts(exported, photos, tmp_path, monkeypatch):
     monkeypatch.setattr(export, "_answer", counted)
     paths = [str(photos / "b/1.png")] * 5
     found = list(
-        predict_pictures.write_pictures(export, paths, [f"{i}.png" for i in range(5)], tmp_path)
+        predict_pictures.write_pictures(
+            export, paths, [f"{i}.png" for i in range(5)], tmp_path / "masks"
+        )
     )
     assert asked == [2, 2, 1]
     assert [each.written.name for each in found] == [f"{i}.png" for i in range(5)]

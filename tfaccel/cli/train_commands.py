@@ -308,7 +308,8 @@ def export(values: flags.FlagValues, given: list[str]) -> int:
         (predicted_NAME). A call that was stopped continues if you repeat it.
 
         A network for masks, or one that restores images, needs --output=DIR. The new folder gets a
-        PNG file for each image. The pixels of a mask are the numbers of the classes.""",
+        PNG file for each image. The pixels of a mask are the numbers of the classes. This call
+        continues likewise.""",
     flags=(
         Flag(
             "model",
@@ -443,7 +444,11 @@ def _output_of(values: flags.FlagValues) -> pathlib.Path | None:
         return None
     if values.json:
         raise UserError("--json and --output, which writes rows or pictures; remove --json")
-    output = new_file("output", values.output)
+    from tfaccel.export.picture_folder import is_begun
+
+    output = local_path(values.output).absolute()
+    if _is_of_rows(output) or not is_begun(output):  # a begun folder is continued
+        output = new_file("output", values.output)
     if _is_of_rows(output):
         form_of(output)  # or a UserError
     return output

@@ -8,15 +8,18 @@ and trained on: `targets="mask"` reads the same numbers from it.
 """
 
 import dataclasses
+import os
 import pathlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import PIL.Image
 
-from tfaccel.common.errors import RunError
 from tfaccel.common.report import in_lines
+from tfaccel.common.run_log import summary
+from tfaccel.common.tables import counted
 from tfaccel.export import card
+from tfaccel.export.picture_folder import PictureFolder
 from tfaccel.export.predict import ROWS, Export, refusal
 
 BYTES = 2**26  # of the answers to one request
@@ -62,17 +65,36 @@ def write_pictures(
     A mask has the size of its image, if the network saw the whole image (the window "stretch").
     Otherwise it has the size of the network's window, as a restored image always has.
 
+    If an earlier call was stopped, the pictures that it wrote are left out.
+
     Args:
       export: an export of a network for masks or of a restoring network.
       paths: the image files.
       names: the name of each PNG file, below `output`.
-      output: the folder.
+      output: a new folder, or one that a stopped call began.
 
     Raises:
-      UserError: the export predicts neither masks nor images.
+      UserError: the export predicts neither masks nor images, or the folder is another one.
       RunError: a file cannot be written.
     """
     name = _picture_of(export)
+    common = os.path.commonpath([os.path.dirname(os.path.abspath(each)) for each in paths])
+    folder = PictureFolder(
+        output, settings={"model": card.read(export.folder), "folder of the images": common}
+    )
+    with folder.held():
+        left = [index for index, each in enumerate(names) if not folder.has(each)]
+        if num_there := len(names) - len(left):
+            summary("predict: continues after %s", counted(num_there, "image"))
+        paths, names = [paths[each] for each in left], [names[each] for each in left]
+        yield from _written(export, name, paths, names, folder)
+        folder.finish()
+
+
+def _written(
+    export: Export, name: str, paths: Sequence[str], names: Sequence[str], folder: PictureFolder
+) -> Iterator[Picture]:
+    """Writes the pictures that are missing: the answer `name` to each image."""
     *size, channels = export.shapes[name][1:]
     rows = max(1, min(ROWS, BYTES // (4 * channels * size[0] * size[1])))
     is_whole = card.read(export.folder).get("preprocessing", {}).get("window") == "stretch"
@@ -88,7 +110,7 @@ def write_pictures(
             classes = answer.argmax(axis=-1).astype(np.uint8)
             shares = np.bincount(classes.ravel(), minlength=channels) / classes.size
             picture = _mask(classes, PIL.Image.open(path).size if is_whole else None)
-        yield Picture(path, _saved(picture, output / to), shares)
+        yield Picture(path, folder.save(picture, to), shares)
 
 
 def _picture_of(export: Export) -> str:
@@ -124,12 +146,3 @@ def palette() -> bytes:
     for bit in range(8):
         colours[:, bit % 3] |= (((classes >> bit) & 1) << (7 - bit // 3)).astype(np.uint8)
     return colours.tobytes()
-
-
-def _saved(picture: PIL.Image.Image, path: pathlib.Path) -> pathlib.Path:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        picture.save(path)
-    except OSError as error:
-        raise RunError(f"{path} cannot be written ({error.strerror or error})") from error
-    return path
