@@ -6,8 +6,10 @@
 The program prints three tables. "jpeg" decodes JPEG files to random crops of 224x224, and flips
 them at random. Its arms are: tf.data as the community writes it (decode_and_crop_jpeg), with the
 usual random crops; the same with sample_distorted_bounding_box, which draws smaller crops; each
-loader of tfaccel; and torchvision's pipeline, if torch is installed. "png" and "png_rotated" decode
-PNG files of 28x28, without and with random rotation, with the same kinds of arms.
+loader of tfaccel; and torchvision's pipeline, if torch is installed. If pyarrow is installed, the
+loader tf_data also reads the same images from an Arrow file, and so does Hugging Face's library
+(datasets) with Pillow, if it is installed. "png" and "png_rotated" decode PNG files of 28x28,
+without and with random rotation, with the same kinds of arms.
 
 All arms give normalised float32 batches on the CPU. The CPU seconds are those of the whole process
 with its threads, so the load of other programs matters less. The arms take turns, and the median of
@@ -42,6 +44,7 @@ from bench_arms.machine import JPEG_SUFFIXES, files_below
 
 from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig
 from tfaccel.config.presets import preset
+from tfaccel.data import sources
 from tfaccel.data.choose import choose_loader
 from tfaccel.data.feed import Feed
 from tfaccel.data.loaders.cache import cached
@@ -115,7 +118,43 @@ def jpeg_arms(
         name: lambda window=window: timed(tf_data_of_jpegs(files, batch_size, window), batch_size)
         for name, window in (("tf.data", uniform_window), ("tf.data sdbb", distorted_window))
     }
+    arms |= arrow_arms(files, images, scratch, batch_size=batch_size, num_threads=num_threads)
     return rivals | arms | torch_arm(files, 3, None, batch_size=batch_size)
+
+
+def arrow_arms(
+    files: tuple[str, ...],
+    images: ImageConfig,
+    scratch: pathlib.Path,
+    *,
+    batch_size: int,
+    num_threads: int,
+) -> Arms:
+    """Returns arms that read the images from one Arrow file; none if pyarrow is not installed."""
+    if importlib.util.find_spec("pyarrow") is None:
+        return {}
+    import pyarrow as pa
+
+    path = scratch / "images.arrow"
+    schema = pa.schema([("image", pa.binary()), ("label", pa.int64())])
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
+        for each in files:
+            row = {"image": [pathlib.Path(each).read_bytes()], "label": [0]}
+            stream.write_table(pa.table(row, schema=schema))
+    (made,) = our_arms(
+        ("tf_data",),
+        sources.arrow(path),
+        images,
+        preset("imagenet"),
+        stored_size=STORED_SIZE,
+        folder=scratch,
+        batch_size=batch_size,
+        num_threads=num_threads,
+    ).values()
+    arms = {"tf_data, Arrow": made}
+    if importlib.util.find_spec("datasets") is not None:
+        arms["datasets"] = lambda: timed(datasets_of_arrow(path, batch_size), batch_size)
+    return arms
 
 
 def png_arms(
@@ -224,6 +263,42 @@ def tf_data_of_jpegs(files: tuple[str, ...], batch_size: int, window_of: Callabl
     dataset = tf.data.Dataset.from_tensor_slices((list(files), np.zeros(len(files), np.int32)))
     dataset = dataset.shuffle(len(files)).repeat().map(decode, num_parallel_calls=tf.data.AUTOTUNE)
     return iter(dataset.batch(batch_size, drop_remainder=True).prefetch(PREFETCH_BATCHES))
+
+
+def datasets_of_arrow(path: pathlib.Path, batch_size: int) -> Iterator:
+    """Yields random windows of 224x224, as the guide of Hugging Face's library transforms images.
+
+    Args:
+      path: an Arrow file with the encoded images.
+      batch_size: the images of a batch.
+    """
+    import datasets
+
+    random = np.random.default_rng(0)
+    data = datasets.Dataset.from_file(str(path)).cast_column("image", datasets.Image())
+
+    def transformed(batch):
+        return {"image": [window(each.convert("RGB")) for each in batch["image"]]}
+
+    def window(image):
+        size = np.array([image.width, image.height])
+        for _ in range(10):
+            area, ratio = random.uniform(0.08, 1.0), np.exp(random.uniform(*np.log([3 / 4, 4 / 3])))
+            own = np.sqrt(area * size.prod() * np.array([ratio, 1 / ratio]))
+            if (own <= size).all():
+                break
+        own = np.minimum(own, size)
+        start = random.random(2) * (size - own)
+        box = (*start, *(start + own))
+        pixels = image.resize((224, 224), PIL.Image.Resampling.BILINEAR, box=box)
+        pixels = np.asarray(pixels, np.float32) / 255
+        return ((pixels[:, ::-1] if random.random() < 0.5 else pixels) - MEAN) / STD
+
+    data = data.with_transform(transformed)
+    while True:
+        order = random.permutation(len(data))
+        for first in range(0, len(order) - batch_size + 1, batch_size):
+            yield np.stack(data[order[first : first + batch_size]]["image"])
 
 
 def uniform_window(shape):

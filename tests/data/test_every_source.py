@@ -65,6 +65,16 @@ def write_tars(folder, root):
     return sources.webdataset(str(root / "train-*.tar"))
 
 
+def write_arrow(folder, root):
+    pa = pytest.importorskip("pyarrow", reason="the extra `parquet` is not installed")
+    root.mkdir()
+    images = [folder.images.read(index) for index in range(len(folder))]
+    rows = pa.table({"image": pa.array(images, pa.binary()), "label": folder.labels})
+    with pa.ipc.new_file(root / "a.arrow", rows.schema) as file:
+        file.write_table(rows, max_chunksize=4)
+    return sources.arrow(root / "a.arrow")
+
+
 def write_list(folder, root):
     root.mkdir()
     lines = zip(folder.images.files, folder.labels, strict=True)
@@ -86,6 +96,7 @@ MAKE = {
     "csv": write_list,
     "tfrecord": write_tfrecords,
     "webdataset": write_tars,
+    "arrow": write_arrow,
     "pairs": write_pairs,
 }
 

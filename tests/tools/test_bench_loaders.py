@@ -1,3 +1,4 @@
+import importlib.util
 import itertools
 import json
 import time
@@ -28,8 +29,12 @@ def test_every_arm_is_measured(bench_loaders, small, capsys):
     printed = capsys.readouterr().out.splitlines()
     tables = json.loads(printed[-1])["images_per_cpu_second"]
     with_torch = {"torch"} & set(tables["jpeg"])
+    with_arrow = {"tf_data, Arrow", "datasets"} & set(tables["jpeg"])
+    assert ("tf_data, Arrow" in with_arrow) == (importlib.util.find_spec("pyarrow") is not None)
     assert {name: set(table) for name, table in tables.items()} == {
-        "jpeg": {"tf.data", "tf.data sdbb", "tf_data", "dali_cpu", "cache", "auto"} | with_torch,
+        "jpeg": {"tf.data", "tf.data sdbb", "tf_data", "dali_cpu", "cache", "auto"}
+        | with_torch
+        | with_arrow,
         "png": {"tf.data", "memory", "tf_data", "dali_cpu"} | with_torch,
         "png_rotated": {"tf.data", "memory", "tf_data", "dali_cpu"} | with_torch,
     }

@@ -10,6 +10,7 @@ import pathlib
 from tfaccel.config import DataConfig
 from tfaccel.data.digits import ensure_digits
 from tfaccel.data.sources.arrays import find_arrays
+from tfaccel.data.sources.arrow_files import find_arrow
 from tfaccel.data.sources.folders import find_classes
 from tfaccel.data.sources.index import find_shards
 from tfaccel.data.sources.list_rows import find_list
@@ -17,6 +18,7 @@ from tfaccel.data.sources.pairs import find_images
 from tfaccel.data.sources.paths import absolute
 
 _FIND = {
+    "arrow": find_arrow,
     "arrays": find_arrays,
     "csv": find_list,
     "folders": find_classes,

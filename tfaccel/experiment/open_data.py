@@ -19,6 +19,7 @@ _BY_NAME = {
     "csv": sources.image_list,
     "tfrecord": sources.tfrecord,
     "webdataset": sources.webdataset,
+    "arrow": sources.arrow,
     "arrays": sources.arrays,
 }
 
@@ -111,8 +112,10 @@ def _found(data: DataConfig, split: str, class_names: Sequence[str] | None, task
         arguments |= {name: getattr(data, name) for name in (*columns, "label_separator")}
         arguments["task"] = task or data.task
         arguments["root"] = pathlib.Path(data.root) / data.images if data.images else None
-    elif data.source in ("tfrecord", "webdataset"):
+    elif data.source in ("tfrecord", "webdataset", "arrow"):
         arguments["task"] = "classes" if data.task == "auto" else data.task
+        if data.source == "arrow":
+            arguments["label_column"] = data.label_column
     return _BY_NAME[data.source](where, **arguments)
 
 

@@ -4,11 +4,12 @@
   image_list("train.csv")                 a CSV file, or lines of "path label"
   tfrecord("train-*")                     TFRecord shards of tf.train.Example
   webdataset("train-*.tar")               tar shards of 000000.jpg, 000000.cls
+  arrow("cats/train")                     Arrow or Parquet files, such as those of Hugging Face
   image_pairs("blurry", "sharp")          inputs and targets in matching sub-folders
   arrays("images.npy", "labels.npy")      decoded images, in memory or mapped
   npy_folders("training")                 root/<class>/<one image>.npy, loaded into memory
 
-The first five return an `ImageSource`, ranges of bytes in files. The last two return an
+The first six return an `ImageSource`, ranges of bytes in files. The last two return an
 `ArraySource`. Two functions divide a source into one for training and one for validation:
 
   split(source, 0.2)                      a fifth of each class for validation
@@ -22,6 +23,7 @@ Needs no TensorFlow.
 """
 
 from tfaccel.data.sources.arrays import arrays, npy_folders
+from tfaccel.data.sources.arrow import arrow
 from tfaccel.data.sources.classes import select_classes
 from tfaccel.data.sources.folders import class_folders
 from tfaccel.data.sources.image_list import image_list
@@ -32,6 +34,7 @@ from tfaccel.data.split import fold, split
 
 __all__ = [
     "arrays",
+    "arrow",
     "class_folders",
     "fold",
     "image_list",
