@@ -601,7 +601,7 @@ class Run:
           images: if there is no loader, one batch of the model's inputs to compare on. None takes
             random inputs in 0..2.
           **export: fields of `tfaccel.ExportConfig`: samples, pixel_dtype, computes_in, weights,
-            xla, onnx.
+            xla, onnx, litert.
 
         Returns:
           The absolute path.

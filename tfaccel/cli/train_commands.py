@@ -19,6 +19,7 @@ from tfaccel.common.tables import show, show_json
 from tfaccel.config import (
     CHECKPOINTS,
     COMPUTES_IN,
+    LITERT,
     LOADERS,
     PIXEL_DTYPES,
     WEIGHTS,
@@ -233,6 +234,13 @@ def plot(values: flags.FlagValues, given: list[str]) -> int:
             "also write model.onnx, from pixels to answers, in float32 (needs the extra `onnx`)",
         ),
         Flag(
+            "litert",
+            None,
+            "also write model.tflite for LiteRT, from pixels to answers: with weights of float32 "
+            "or float16, or in integers of 8 bits that are calibrated on test images",
+            choices=LITERT,
+        ),
+        Flag(
             "root",
             None,
             "the folder of the data, if it has moved since the run",
@@ -250,6 +258,7 @@ def plot(values: flags.FlagValues, given: list[str]) -> int:
     examples=(
         "tfaccel export --workdir=runs/a",
         "tfaccel export --workdir=runs/a --computes-in=float32 --onnx",
+        "tfaccel export --workdir=runs/a --litert=int8",
         "tfaccel export runs/a --out=served/flowers",
     ),
 )
@@ -265,6 +274,7 @@ def export(values: flags.FlagValues, given: list[str]) -> int:
         weights=values.weights or ("average" if averages else "trained"),
         xla=values.xla,
         onnx=values.onnx,
+        litert=values.litert,
     )
     if values.weights == "average" and not averages:
         raise UserError(

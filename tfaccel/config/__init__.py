@@ -10,7 +10,14 @@ from tfaccel.config.config import (
     parse,
     sized,
 )
-from tfaccel.config.export import CHECKPOINTS, COMPUTES_IN, PIXEL_DTYPES, WEIGHTS, ExportConfig
+from tfaccel.config.export import (
+    CHECKPOINTS,
+    COMPUTES_IN,
+    LITERT,
+    PIXEL_DTYPES,
+    WEIGHTS,
+    ExportConfig,
+)
 from tfaccel.config.images import (
     CROPS,
     LAST_BATCHES,
@@ -31,6 +38,7 @@ __all__ = [
     "COMPUTES_IN",
     "CROPS",
     "LAST_BATCHES",
+    "LITERT",
     "LOADERS",
     "PIXEL_DTYPES",
     "PIXEL_SCALES",

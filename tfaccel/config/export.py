@@ -9,6 +9,7 @@ PIXEL_DTYPES = ("float32", "uint8", "uint16")
 COMPUTES_IN = ("policy", "float32")
 WEIGHTS = ("trained", "average")
 CHECKPOINTS = ("newest", "best")
+LITERT = ("float32", "float16", "int8")
 
 
 @documented
@@ -32,6 +33,10 @@ class ExportConfig:
     """Compile the model with XLA where it is served. XLA compiles again for each batch size."""
     onnx: bool = False
     """Also write `model.onnx`. It takes pixels and computes in float32."""
+    litert: str | None = None
+    """Also write `model.tflite` for LiteRT (phones and small devices), which takes pixels:
+    "float32"; "float16", with weights of half the bytes; "int8", with a quarter of the bytes, and
+    layers in integers, calibrated on test images. None writes none."""
 
     def __post_init__(self):
         """Checks every field."""
@@ -41,3 +46,5 @@ class ExportConfig:
         check_choice("weights", self.weights, WEIGHTS)
         check_flag("xla", self.xla)
         check_flag("onnx", self.onnx)
+        if self.litert is not None:
+            check_choice("litert", self.litert, LITERT)

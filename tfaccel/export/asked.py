@@ -24,7 +24,7 @@ from tfaccel.common.tables import cleaned
 from tfaccel.config import ExportConfig, ImageConfig
 from tfaccel.data.distribute import Loader
 from tfaccel.data.images import ImageData
-from tfaccel.export import onnx, parity, saved_model
+from tfaccel.export import litert, onnx, parity, saved_model
 from tfaccel.export.answers import answers_of
 from tfaccel.export.known_inputs import called, with_inputs
 from tfaccel.export.preprocessing import Preprocessing
@@ -66,11 +66,12 @@ class Asked:
     notes: list[str]
     keeps_keras: bool = True
 
-    def write(self, folder: pathlib.Path) -> keras.Model:
-        """Writes the SavedModel, `model.keras` and, if requested, `model.onnx`.
+    def write(self, folder: pathlib.Path, inputs: parity.Arrays) -> keras.Model:
+        """Writes the SavedModel, `model.keras` and, if requested, `model.onnx` and `model.tflite`.
 
         Args:
           folder: an empty folder.
+          inputs: inputs of `serving_default` by name, on which "int8" is calibrated.
 
         Returns:
           The model in the SavedModel. It is a copy if it computes in another precision.
@@ -82,7 +83,7 @@ class Asked:
         """
         try:
             with without_remat():
-                return self._write(folder)
+                return self._write(folder, inputs)
         except (UserError, RunError, OSError, MemoryError, tf.errors.OpError):
             raise
         except Exception as error:  # a layer's code or config may raise anything
@@ -92,9 +93,9 @@ class Asked:
                 f"({why}); fix what its layers do with training=False, or what they save"
             ) from error
 
-    def _write(self, folder: pathlib.Path) -> keras.Model:
+    def _write(self, folder: pathlib.Path, inputs: parity.Arrays) -> keras.Model:
         model, config = self.model, self.config
-        copied = config.onnx or config.computes_in == "float32"
+        copied = config.onnx or config.litert or config.computes_in == "float32"
         # This passes the trained model, so that a subclassed one is refused by its name. A copy of
         # the functional model around it would not change the layers inside.
         single = in_float32(self.trained) if copied and not self._is_in_float32 else model
@@ -104,13 +105,16 @@ class Asked:
             without_training_state(self.trained).save(folder / "model.keras")
         if config.onnx:
             onnx.write(single, self.images, folder / "model.onnx", names=self.names)
+        if config.litert:
+            path, how = folder / "model.tflite", {"how": config.litert, "inputs": inputs}
+            litert.write(single, self.images, path, names=self.names, **how)
         return served
 
     def question(self, samples: Samples | None) -> parity.Question:
         """Returns the inputs for the written export, with the trained model's answers to them."""
         if self.images:
-            return parity.about_images(self.model, self.images, samples)
-        return parity.about_inputs(self.model, self.given)
+            return parity.about_images(self.model, self.images, samples, self.config.litert)
+        return parity.about_inputs(self.model, self.given, self.config.litert)
 
     @property
     def _is_in_float32(self) -> bool:

@@ -54,9 +54,10 @@ def export_model(
     averaged = averages_of(model) if config.weights == "average" else contextlib.nullcontext()
     with averaged, whole_or_not_at_all(path) as folder:
         waits.now("writing the export")
-        served = asked.write(folder)
+        question = asked.question(samples)
+        served = asked.write(folder, question.inputs)
         waits.now("comparing the export's answers, in a process of its own")
-        proof = asked.question(samples).ask(folder)
+        proof = question.ask(folder)
         for check in proof.checks:
             summary("export: %s: %s", check.name, check.words)
         by = loader.data.loader if loader else None

@@ -11,6 +11,7 @@ each numeric answer:
   preprocess       from the files; only the first rows of "inputs", which are large
   onnx             of EXPORT/model.onnx, from the inputs
   onnx_bytes       of EXPORT/model.onnx, from the pixels of "preprocess"
+  litert, litert_bytes  the same of EXPORT/model.tflite
 
 The key "failed" has the indices of files that the export cannot decode. The other answers leave
 these files out.
@@ -19,6 +20,7 @@ these files out.
 import os
 import pathlib
 import sys
+import warnings
 
 import numpy as np
 import tensorflow as tf
@@ -40,12 +42,14 @@ def main(export: pathlib.Path, folder: pathlib.Path) -> None:
     if records.exists():
         encoded = [each.numpy() for each in tf.data.TFRecordDataset(str(records))]
         answers |= _of_files(signatures, np.array(encoded, dtype=object))
-    if (export / "model.onnx").exists():
-        onnx = _onnx(export / "model.onnx", served.structured_outputs)
-        answers |= _asked("onnx", onnx, inputs, dtypes)
-        if records.exists():
-            pixels = {"image": answers["preprocess/pixels"]}
-            answers |= _asked("onnx_bytes", onnx, pixels, dtypes)
+    others = (("onnx", "model.onnx", _onnx), ("litert", "model.tflite", _litert))
+    for name, file, opened_by in others:
+        if (export / file).exists():
+            other = opened_by(export / file, served.structured_outputs)
+            answers |= _asked(name, other, inputs, dtypes)
+            if records.exists():
+                pixels = {"image": answers["preprocess/pixels"]}
+                answers |= _asked(f"{name}_bytes", other, pixels, dtypes)
     np.savez(folder / "answers.npz", **answers)
 
 
@@ -93,9 +97,24 @@ def _onnx(path: pathlib.Path, outputs):
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_outputs()]
-    # An output with the name of an input has a suffix: see tfaccel/export/onnx.py.
-    own = [each if each in outputs else each.removesuffix("_output") for each in names]
+    own = [_own_name(each, outputs) for each in names]
     return lambda **rows: dict(zip(own, session.run(names, rows), strict=True))
+
+
+def _litert(path: pathlib.Path, outputs):
+    """Returns a function that calls a LiteRT model like the signature with these outputs."""
+    try:
+        from ai_edge_litert import interpreter as litert
+    except ImportError:
+        warnings.filterwarnings("ignore", message=".*tf.lite.Interpreter is deprecated")
+        litert = tf.lite
+    run = litert.Interpreter(model_path=str(path)).get_signature_runner("serving_default")
+    return lambda **rows: {_own_name(name, outputs): each for name, each in run(**rows).items()}
+
+
+def _own_name(name: str, outputs) -> str:
+    """Returns the name of an output without the suffix of `saved_model.outputs_apart`."""
+    return name if name in outputs else name.removesuffix("_output")
 
 
 if __name__ == "__main__":

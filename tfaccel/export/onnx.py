@@ -6,7 +6,7 @@ not support bfloat16. (It cannot decode files: ONNX has no operation for that.)
     write(model, images, folder / "model.onnx", names=input_names(model))
 
 Inputs and outputs have the signature's names. In ONNX an output cannot have the name of an input,
-as in a model that restores images, so such an output gets SUFFIX.
+as in a model that restores images, so such an output gets the suffix "_output".
 
 The libraries are in the extra `onnx`.
 """
@@ -22,11 +22,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.common.errors import UserError
-from tfaccel.export.saved_model import Images, inputs_to_outputs, outputs_by_name, pixels_to_answers
+from tfaccel.export.saved_model import Images, inputs_to_outputs, outputs_apart, pixels_to_answers
 
 OPSET = 18  # of ONNX 1.13; onnxruntime supports it since 1.14
 LIBRARIES = ("tf2onnx", "onnx", "onnxruntime")
-SUFFIX = "_output"
 
 
 def check_installed() -> None:
@@ -63,7 +62,7 @@ def write(
     function, specs = (
         pixels_to_answers(model, images) if images else inputs_to_outputs(model, names)
     )
-    named = _named(function, {each.name for each in specs})
+    named = outputs_apart(function, {each.name for each in specs})
     traced = tf.function(named, input_signature=specs, autograph=False)
     written, _ = tf2onnx.convert.from_function(
         traced, input_signature=specs, opset=OPSET, custom_op_handlers={"Erfc": (_erfc, [])}
@@ -84,16 +83,3 @@ def _erfc(graph, node, name: str, arguments) -> None:
     one = graph.make_const(f"{name}/one", np.array(1, np.float32)).output[0]
     erf = node.output[0]
     graph.insert_new_node_on_output("Sub", erf, f"{name}/erfc", inputs=[one, erf])
-
-
-def _named(function, input_names: set[str]):
-    """Returns the function with its outputs by name; the names are those of the SavedModel."""
-
-    def call(*inputs):
-        outputs = outputs_by_name(function(*inputs))
-        return {
-            f"{name}{SUFFIX}" if name in input_names else name: each
-            for name, each in outputs.items()
-        }
-
-    return call

@@ -44,6 +44,9 @@ LEAST = 2.0**-14
 PIXEL_LIMIT = 2.0  # grey levels, the mean over an image, for the worst image
 OUTPUT_LIMIT = 0.1  # relative to the largest output, or to 1, because logits near 0 mean little
 DISAGREEMENT_LIMIT = 0.01  # of the images
+# Limits of integers of 8 bits for the same files, by the end of a check's name.
+INT8_LIMITS = {"answers": 0.5, "top-1": 0.05, "classes": 0.05}
+INT8_IMAGE_LIMIT = 10.0  # grey levels, the mean over an image
 NORMALISATION_LIMIT = 1e-4  # relative to the largest input
 ROWS = 32  # in one call of the trained model
 # The time limits of the fresh process: one to import TensorFlow and load the export, and one for
@@ -151,10 +154,13 @@ class Question:
         return self.compared(_asked(folder, self.inputs, self.encoded, stop))
 
 
-def about_inputs(model: keras.Model, inputs: list[np.ndarray]) -> Question:
+def about_inputs(
+    model: keras.Model, inputs: list[np.ndarray], litert: str | None = None
+) -> Question:
     """Returns the question for the export of a trained model that takes its own inputs.
 
-    `inputs` has one array, [rows, ...], for each of the model's inputs.
+    `inputs` has one array, [rows, ...], for each of the model's inputs. `litert` is how a file for
+    LiteRT is written.
     """
     named = {
         name: _as_stored(each, own.dtype)
@@ -167,12 +173,17 @@ def about_inputs(model: keras.Model, inputs: list[np.ndarray]) -> Question:
         checks = [_same_inputs("model", expected, served, tolerance)]
         if onnx := _of("onnx", answers):
             checks.append(_same_inputs("ONNX", served, onnx, tolerance))
+        if found := _of("litert", answers):
+            limit = INT8_LIMITS["answers"] if litert == "int8" else _of_litert(litert, tolerance)
+            checks.append(_same_inputs("LiteRT", served, found, limit))
         return Parity(len(next(iter(named.values()))), tuple(checks))
 
     return Question(named, (), expected, tolerance, compared)
 
 
-def about_images(model: keras.Model, images: Images, samples: Samples) -> Question:
+def about_images(
+    model: keras.Model, images: Images, samples: Samples, litert: str | None = None
+) -> Question:
     """Returns the question for the export of a trained model of images: pixels, and files."""
     settings = images.preprocessing.images
     mean, std = np.array(settings.mean, np.float32), np.array(settings.std, np.float32)
@@ -190,6 +201,9 @@ def about_images(model: keras.Model, images: Images, samples: Samples) -> Questi
         same_model = [_same_inputs("model", of_pixels, served, tolerance)]
         if onnx:
             same_model.append(_same_inputs("ONNX", served, onnx, tolerance))
+        if litert in ("float32", "float16"):
+            found, limit = _of("litert", answers), _of_litert(litert, tolerance)
+            same_model.append(_same_inputs("LiteRT", served, found, limit))
         if not samples.encoded:  # the export takes no files
             return Parity(len(samples), tuple(same_model))
         normalised = (graph["pixels"][: len(graph["inputs"])] / scale - mean) / std
@@ -214,9 +228,24 @@ def about_images(model: keras.Model, images: Images, samples: Samples) -> Questi
         if onnx:
             of_onnx = _of("onnx_bytes", answers)
             checks += same_files("ONNX ", received=of_onnx)
+        if litert:
+            found = same_files("LiteRT ", received=_of("litert_bytes", answers))
+            checks += map(functools.partial(_of_int8, images), found) if litert == "int8" else found
         return Parity(len(samples), tuple(checks), int(decoded[of_each.argmax()]))
 
     return Question({"image": pixels}, samples.encoded, of_pixels, tolerance, compared)
+
+
+def _of_litert(litert: str, tolerance: float) -> float:
+    """Returns the tolerance of LiteRT's answers to the same inputs."""
+    return max(tolerance, TOLERANCE["float16"]) if litert == "float16" else tolerance
+
+
+def _of_int8(images: Images, check: "Check") -> "Check":
+    """Returns the check with the limit of integers of 8 bits."""
+    limit = INT8_LIMITS[check.name.rpartition(" ")[2]]
+    limit = INT8_IMAGE_LIMIT if images.answers.kind == "image" else max(limit, check.limit)
+    return dataclasses.replace(check, limit=limit)
 
 
 # The comparisons.

@@ -45,7 +45,9 @@ NUM_SAMPLES = 2  # images for the process, because a CPU may be slow in float16
 MARGIN = 10.0
 # Judged only at the end.
 OF_TRAINED_WEIGHTS = tuple(
-    f"{prefix}{each}" for prefix in ("", "ONNX ") for each in ("answers", "top-1", "classes")
+    f"{prefix}{each}"
+    for prefix in ("", "ONNX ", "LiteRT ")
+    for each in ("answers", "top-1", "classes")
 )
 
 
@@ -96,8 +98,8 @@ class Rehearsal:
             samples = samples and samples.first(NUM_SAMPLES)
             with draws_kept():
                 self._folder = temporary.Held("rehearsal", parent=parent)
-                asked.write(self._folder.path)
                 question, again = (asked.question(samples) for _ in range(2))
+                asked.write(self._folder.path, question.inputs)
             expected = question.expected.values()
             self._judges_model = all(np.isfinite(each).all() for each in expected)
             if self._judges_model:

@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
@@ -29,6 +29,8 @@ from tfaccel.common.errors import UserError
 from tfaccel.export.answers import Answers
 from tfaccel.export.preprocessing import Preprocessing
 from tfaccel.keras_internals.layers import layers_of
+
+SUFFIX = "_output"  # of an output's name, in a format whose inputs and outputs share their names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +129,19 @@ def outputs_by_name(outputs) -> dict[str, tf.Tensor]:
     if isinstance(outputs, dict):
         return outputs
     return {f"output_{i}": each for i, each in enumerate(tf.nest.flatten(outputs))}
+
+
+def outputs_apart(function: Callable, input_names: set[str]) -> Callable:
+    """Returns the function with its outputs by name, none of which is the name of an input."""
+
+    def call(*inputs):
+        outputs = outputs_by_name(function(*inputs))
+        return {
+            f"{name}{SUFFIX}" if name in input_names else name: each
+            for name, each in outputs.items()
+        }
+
+    return call
 
 
 def structured(model: keras.Model, inputs):

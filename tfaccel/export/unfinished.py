@@ -33,8 +33,8 @@ log = logging.getLogger("tfaccel")
 LOCK = "export.lock"
 # The files of an export. Some are first written under a name with a suffix.
 _OURS = re.compile(
-    r"(export\.lock|saved_model\.pb|fingerprint\.pb|variables|assets|model\.keras|model\.onnx"
-    r"|tfaccel\.json).*"
+    r"(export\.lock|saved_model\.pb|fingerprint\.pb|variables|assets|model\.keras"
+    r"|model\.onnx|model\.tflite|tfaccel\.json).*"
 )
 
 
