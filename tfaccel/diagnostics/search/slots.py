@@ -1,0 +1,58 @@
+"""The GPUs of this host that trials may use, one each.
+
+slots(os.environ, gpu_ids=None)      # ["0", "1"]; [] without a GPU
+"""
+
+from collections.abc import Mapping
+
+import pynvml
+
+from tfaccel.common.errors import UserError
+from tfaccel.common.tables import counted
+
+
+def gpus(environment: Mapping[str, str], *, gpu_ids: tuple[int, ...] | None) -> list[str]:
+    """Returns the value of CUDA_VISIBLE_DEVICES for each GPU that a trial may have.
+
+    Args:
+      environment: of this process; a scheduler may show it only some GPUs.
+      gpu_ids: `runtime.gpu_ids` of the config: indices among the visible GPUs, () for none, None
+        for all.
+
+    Raises:
+      UserError: there is no such GPU.
+    """
+    if gpu_ids == ():
+        return []
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        names = [str(index) for index in range(_num_installed())]
+    else:
+        names = [each.strip() for each in visible.split(",") if each.strip() not in ("", "-1")]
+    for each in gpu_ids or ():
+        if each >= len(names):
+            raise UserError(
+                f"gpu_ids has GPU {each}, but {counted(len(names), 'GPU')} can be seen; use "
+                "smaller indices, or remove gpu_ids"
+            )
+    return names if gpu_ids is None else [names[each] for each in gpu_ids]
+
+
+def of_one(gpu: str | None) -> dict[str, str]:
+    """Returns the environment variables that show a process one GPU, or none."""
+    if gpu is None:
+        return {"CUDA_VISIBLE_DEVICES": "-1"}
+    # NVML's order, and nvidia-smi's. CUDA's own puts the fastest GPU first.
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if gpu.isdecimal() else {}
+    return {"CUDA_VISIBLE_DEVICES": gpu} | order
+
+
+def _num_installed() -> int:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:  # there is no driver
+        return 0
+    try:
+        return pynvml.nvmlDeviceGetCount()
+    finally:
+        pynvml.nvmlShutdown()
