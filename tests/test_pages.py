@@ -28,7 +28,7 @@ FILES = {"readme": ROOT / "README.md"} | {
 # like README's script or like other tests.
 SLOW = {"export", "notebook", "transfer", "own-images", "segmentation", "text"}
 # Pages whose Python and commands need the library of an extra.
-EXTRAS = {"trackers": "mlflow"}
+EXTRAS = {"trackers": "mlflow", "search": "optuna"}
 # Commands of other programs, by how they begin, and why no test runs them.
 OTHERS = {
     "pip install": "it installs packages",

@@ -55,8 +55,8 @@ from tfaccel.training.trackers import check_installed
         Flag("workdir", None, "the search's folder; default: runs/search-NAME-TIME", shown="DIR"),
     ),
     examples=(
-        "tfaccel search --config=configs/digits.py --space=space.py --trials=20 \\\n"
-        "    --workdir=runs/search",
+        "tfaccel search --config=configs/digits.py --space=space.py \\\n"
+        "    --trials=20 --workdir=runs/search",
     ),
 )
 def search(values: flags.FlagValues, file: str) -> int:

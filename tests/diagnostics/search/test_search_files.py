@@ -45,6 +45,13 @@ def test_a_gpu_that_is_not_there_is_named():
         slots.gpus({"CUDA_VISIBLE_DEVICES": "4,6"}, gpu_ids=(0, 2))
 
 
+def test_trials_share_the_cores():
+    shares = [slots.share_of_cores({1, 2, 3, 5, 8, 13, 21}, index, 3) for index in range(3)]
+    assert shares == [{1, 2}, {3, 5}, {8, 13}]
+    assert slots.share_of_cores({0, 1}, 2, 3) == {0, 1}
+    assert slots.share_of_cores({0, 1}, 0, 1) == {0, 1}
+
+
 def test_a_process_sees_one_gpu():
     assert slots.of_one(None) == {"CUDA_VISIBLE_DEVICES": "-1"}
     assert slots.of_one("GPU-ab") == {"CUDA_VISIBLE_DEVICES": "GPU-ab"}

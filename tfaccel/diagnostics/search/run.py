@@ -25,13 +25,11 @@ from tfaccel.common.tables import counted, in_figures
 from tfaccel.config import Config, parse
 from tfaccel.diagnostics.search import config_files, trial
 from tfaccel.diagnostics.search.shared_study import Held, SharedStudy
-from tfaccel.diagnostics.search.slots import gpus
+from tfaccel.diagnostics.search.slots import gpus, share_of_cores
 from tfaccel.diagnostics.search.space import Space, SpaceError
 from tfaccel.training.checkpoint.rotation import largest_is_best
 
 log = logging.getLogger("tfaccel")
-optuna.logging.set_verbosity(optuna.logging.WARNING)
-warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
 
 BEST = "best.py"
 MOST_FAILURES = 3  # at the start: then the mistake is probably in the config
@@ -65,6 +63,9 @@ def search(
       SystemExit, KeyboardInterrupt: a signal asked to stop. The trials have saved their state, and
         the next call with this folder continues them.
     """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    # Of TPESampler's constant_liar and of the callback for trials that were left behind.
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     config = parse(base)
     slots = _slots(config, jobs)
     metric = config.train.monitor
@@ -135,16 +136,21 @@ class _Trials:
 
     def run(self, slots: Sequence[str | None]) -> None:
         """Runs trials, one after the other in each slot, in a thread for each."""
+        cores = os.sched_getaffinity(0)
         with concurrent.futures.ThreadPoolExecutor(len(slots)) as pool:
             try:
-                running = [pool.submit(self._in_slot, each) for each in slots]
+                running = [
+                    pool.submit(self._in_slot, gpu, share_of_cores(cores, index, len(slots)))
+                    for index, gpu in enumerate(slots)
+                ]
                 for each in running:
                     each.result()
             except BaseException:
                 self._stop.set()  # the trials save their state
                 raise
 
-    def _in_slot(self, gpu: str | None) -> None:
+    def _in_slot(self, gpu: str | None, cores: set[int]) -> None:
+        os.sched_setaffinity(0, cores)  # of this thread, and of the processes that it starts
         while not self._stop.is_set():
             held = self._study.ask(at_most=self._at_most)
             if held is None:
@@ -169,7 +175,9 @@ class _Trials:
             runtime = dataclasses.replace(config.runtime, gpu_ids=None)
             config = dataclasses.replace(config, runtime=runtime)
         where = "the CPU" if gpu is None else f"GPU {gpu}"
-        summary("search: trial %d on %s: %s", held.trial.number, where, held.trial.params)
+        in_ = f"trials/{held.folder.name}"  # another number if it is tried again
+        number, parameters = held.trial.number, held.trial.params
+        summary("search: trial %d in %s on %s: %s", number, in_, where, parameters)
         return trial.run(held, config, gpu=gpu, metric=self._metric, stop=self._stop)
 
     def _end(self, held: Held, ended: trial.Ended) -> None:

@@ -1,9 +1,10 @@
-"""The GPUs of this host that trials may use, one each.
+"""What each trial has of this host: one GPU, and its share of the CPU cores.
 
-slots(os.environ, gpu_ids=None)      # ["0", "1"]; [] without a GPU
+gpus(os.environ, gpu_ids=None)               # ["0", "1"]; [] without a GPU
+share_of_cores(range(16), 0, number=2)       # {0, 1, ..., 7}
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import pynvml
 
@@ -45,6 +46,18 @@ def of_one(gpu: str | None) -> dict[str, str]:
     # NVML's order, and nvidia-smi's. CUDA's own puts the fastest GPU first.
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if gpu.isdecimal() else {}
     return {"CUDA_VISIBLE_DEVICES": gpu} | order
+
+
+def share_of_cores(cores: Collection[int], index: int, number: int) -> set[int]:
+    """Returns the CPU cores of a trial: its share of those of this process, next to each other.
+
+    Args:
+      cores: of this process.
+      index: of the trial among those that run at once.
+      number: of trials that run at once. If there are fewer cores than that, each gets all cores.
+    """
+    each = len(cores) // number
+    return set(sorted(cores)[index * each :][:each]) if each else set(cores)
 
 
 def _num_installed() -> int:

@@ -8,7 +8,6 @@ says so.
 """
 
 import dataclasses
-import os
 import pathlib
 import signal
 import sys
@@ -20,6 +19,7 @@ from tfaccel.config import Config
 from tfaccel.diagnostics.search import config_files
 from tfaccel.diagnostics.search.shared_study import Held
 from tfaccel.diagnostics.search.slots import of_one
+from tfaccel.launch import rank_environment
 from tfaccel.process.child import Child, how_it_ended
 from tfaccel.training.checkpoint.rotation import largest_is_best
 from tfaccel.training.logs import json_lines
@@ -64,7 +64,7 @@ def run(
         open(folder / "output.txt", "ab") as output,
         Child(
             [*TRAIN, f"--config={folder / 'config.py'}", f"--workdir={folder}"],
-            env=os.environ | of_one(gpu),
+            env=rank_environment.alone() | of_one(gpu),  # also if Slurm started several searches
             stdout=output,
             stderr=output,
             grace_s=GRACE_S,
