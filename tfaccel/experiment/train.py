@@ -230,9 +230,11 @@ def _tracked(config: Config, workdir: pathlib.Path) -> Tracked:
 
 
 def _describe(workdir: pathlib.Path, config: Config, tracked: Tracked, continues: bool) -> None:
+    workdir_lib.check_no_other(workdir, dataclasses.asdict(config))
+    # First, because a run that a tracker refuses leaves no config behind.
+    tracked.begin(dataclasses.asdict(config), continues=continues)
     workdir_lib.write_config(workdir, dataclasses.asdict(config))
     workdir_lib.write_json(workdir / "environment.json", runtime.describe_environment())
-    tracked.begin(dataclasses.asdict(config), continues=continues)
 
 
 def prepare(

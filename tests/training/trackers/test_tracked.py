@@ -9,6 +9,7 @@ import pytest
 from fake_tracker import FakeTracker
 
 from tfaccel.common.errors import RunError, UserError
+from tfaccel.process import leave
 from tfaccel.training.callbacks.checkpoints import Stopped
 from tfaccel.training.trackers import check_installed, flat
 from tfaccel.training.trackers.tracked import FILE, Tracked, outcome_of
@@ -144,6 +145,32 @@ def test_a_worker_that_is_not_the_chief_writes_nothing(tmp_path):
         tracked.epoch(record(10))
         tracked.export(tmp_path)
     assert not (tmp_path / "run").exists()
+
+
+class Left(BaseException):
+    """In place of the end of this process."""
+
+
+@pytest.mark.parametrize(("code", "outcome"), [(1, "failed"), (143, "stopped")])
+def test_a_process_that_ends_at_once_tells_it_first(tmp_path, monkeypatch, code, outcome):
+    def leave_this(code):
+        raise Left
+
+    def track():
+        with Tracked([FakeTracker()], tmp_path, name="a") as tracked:
+            tracked.begin({}, continues=False)
+            leave.now(code)
+
+    told = []
+    monkeypatch.setattr(FakeTracker, "end", lambda self, outcome: told.append(outcome))
+    monkeypatch.setattr("os._exit", leave_this)
+    monkeypatch.setattr("logging.shutdown", lambda: None)
+    with pytest.raises(Left):
+        track()
+    assert told[0] == outcome
+    with pytest.raises(Left):
+        leave.now(code)  # after the run, there is nobody left to tell
+    assert len(told) == 2
 
 
 def test_settings_have_the_names_of_the_command_line():

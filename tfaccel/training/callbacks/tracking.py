@@ -45,6 +45,7 @@ class Tracking(keras.callbacks.Callback):
     def __enter__(self) -> "Tracking":
         """Returns itself."""
         self._is_open = True
+        self._tracked.__enter__()
         return self
 
     def __exit__(self, *error) -> None:

@@ -28,7 +28,7 @@ class MLflow(Tracker):
         """Takes the name of the experiment, which is made if there is none."""
         import mlflow  # noqa: F401  here, because 4 s (2 CPU cores, 2026-11-30) are no training
 
-        self._project, self._is_own = project, False
+        self._project, self._is_own, self._client = project, False, None
 
     def begin(
         self, before: str | None, *, name: str, config: dict, folder: pathlib.Path
@@ -78,5 +78,10 @@ class MLflow(Tracker):
         """Sets the run's status."""
         import mlflow
 
-        if self._is_own:
+        if not self._is_own or self._client is None:
+            return
+        active = mlflow.active_run()  # of this thread
+        if active is not None and active.info.run_id == self._id:
             mlflow.end_run(STATUS[outcome])
+        else:
+            self._client.set_terminated(self._id, STATUS[outcome])

@@ -27,7 +27,7 @@ from tfaccel.common.own_files import replace
 from tfaccel.common.redact import redacted
 from tfaccel.common.regular_file import read_regular
 from tfaccel.common.run_log import summary
-from tfaccel.process import waits
+from tfaccel.process import leave, waits
 from tfaccel.training.callbacks.checkpoints import Stopped
 from tfaccel.training.logs import Record, Writer
 from tfaccel.training.trackers import Tracker
@@ -123,16 +123,24 @@ class Tracked(Writer):
             _say(f"giving the export to {each.name}", each.export, path)
 
     def __enter__(self) -> "Tracked":
-        """Returns itself."""
+        """Returns itself. From now on, also the loss of another worker ends the run."""
+        self._last_words = leave.calling_first(self._end_at_once)
+        self._last_words.__enter__()
         return self
 
     def __exit__(self, kind, error, traceback) -> None:
         """Sends what is left, and tells the trackers how the run ended."""
+        self._last_words.__exit__(None, None, None)
         outcome = outcome_of(error)
         for each in self._posts:
             each.end()
         for each in self._begun:
             _say(f"ending the run of {each.name}", each.end, outcome)
+
+    def _end_at_once(self, code: int) -> None:
+        """Tells the trackers the end of a process that ends without `__exit__`."""
+        for each in self._begun:
+            _say(f"ending the run of {each.name}", each.end, "stopped" if code > 128 else "failed")
 
 
 def outcome_of(error: BaseException | None) -> str:
