@@ -44,7 +44,7 @@ def searched(folder, *, text=SPACE, trials=4, visible="-1", jobs=None, **fields)
     base.train.epochs = 2
     base.train.monitor = "val_loss"
     for name, each in fields.items():
-        base.runtime[name] = each
+        base["log" if name in base.log else "runtime"][name] = each
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", visible)
         how = {"workdir": folder, "trials": trials, "jobs": jobs}
@@ -108,6 +108,23 @@ def test_a_mistake_in_the_function_begins_no_trial(tmp_path):
     with pytest.raises(UserError, match=r"space.py, line 9: NameError"):
         searched(tmp_path / "a", text=SPACE + "    nothing_such\n")
     assert not list(tmp_path.glob("a/trials/*/*"))
+
+
+def test_mlflow_is_prepared_before_several_trials_begin_at_once(tmp_path, monkeypatch):
+    prepared = []
+
+    class Prepared:
+        def __init__(self, *, project):
+            prepared.append(project)
+
+        def prepare(self):
+            assert not list(tmp_path.glob("a/trials/*/starts.jsonl"))
+            prepared.append("experiment")
+
+    monkeypatch.setattr(run, "MLflow", Prepared)
+    text = SPACE + "    config.log.trackers, config.log.project = None, None\n"
+    searched(tmp_path / "a", text=text, trials=1, trackers="mlflow", project="flowers")
+    assert prepared == ["flowers", "experiment"]
 
 
 PROGRAM = """

@@ -84,6 +84,17 @@ def test_a_failed_run_is_marked_so_and_a_lost_one_is_named(tmp_path, server):
         tracked.begin({}, continues=True)
 
 
+def test_the_experiment_is_made_once_for_all(server, monkeypatch):
+    MLflow(project="prepared").prepare()
+    MLflow(project="prepared").prepare()
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "of the environment")
+    MLflow(project=None).prepare()
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
+    MLflow(project=None).prepare()
+    names = {each.name for each in server.search_experiments()}
+    assert {"prepared", "of the environment"} <= names
+
+
 def test_a_run_that_the_script_began_stays_open(tmp_path, server):
     with mlflow.start_run() as theirs:
         with tracked_in(tmp_path, "theirs") as tracked:

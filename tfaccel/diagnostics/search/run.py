@@ -27,7 +27,9 @@ from tfaccel.diagnostics.search import config_files, trial
 from tfaccel.diagnostics.search.shared_study import Held, SharedStudy
 from tfaccel.diagnostics.search.slots import gpus, share_of_cores
 from tfaccel.diagnostics.search.space import Space, SpaceError
+from tfaccel.process import waits
 from tfaccel.training.checkpoint.rotation import largest_is_best
+from tfaccel.training.trackers.mlflow import MLflow
 
 log = logging.getLogger("tfaccel")
 
@@ -78,6 +80,9 @@ def search(
     )
     if not study.study.get_trials(deepcopy=False):
         _try_space(space, base)
+    if "mlflow" in (config.log.trackers or ()):
+        with study.alone(), waits.on("preparing MLflow for the trials"):
+            MLflow(project=config.log.project).prepare()
     summary(
         "search: %s, of which the one with the %s %s is the best; %d at once; in %s",
         *(counted(trials, "trial"), "largest" if largest_is_best(metric) else "smallest", metric),

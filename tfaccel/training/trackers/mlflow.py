@@ -8,6 +8,7 @@ folder. `mlflow ui` shows it.
 If your script has begun a run itself (`with mlflow.start_run():`), that run is used and stays open.
 """
 
+import os
 import pathlib
 import time
 
@@ -29,6 +30,18 @@ class MLflow(Tracker):
         import mlflow  # noqa: F401  here, because 4 s (2 CPU cores, 2026-11-30) are no training
 
         self._project, self._is_own, self._client = project, False, None
+
+    def prepare(self) -> None:
+        """Makes the experiment and, for a local file, the tables of the data base.
+
+        Two processes that made them at the same time would disturb each other.
+        """
+        import mlflow
+
+        if name := self._project or os.environ.get("MLFLOW_EXPERIMENT_NAME"):
+            mlflow.set_experiment(name)
+        else:
+            mlflow.MlflowClient().search_experiments(max_results=1)
 
     def begin(
         self, before: str | None, *, name: str, config: dict, folder: pathlib.Path
