@@ -27,6 +27,8 @@ FILES = {"readme": ROOT / "README.md"} | {
 # Pages whose Python needs what their commands made, another process or a large network, or is much
 # like README's script or like other tests.
 SLOW = {"export", "notebook", "transfer", "own-images", "segmentation", "text"}
+# Pages whose Python and commands need the library of an extra.
+EXTRAS = {"trackers": "mlflow", "search": "optuna"}
 # Commands of other programs, by how they begin, and why no test runs them.
 OTHERS = {
     "pip install": "it installs packages",
@@ -131,6 +133,9 @@ def test_every_command_is_one_that_the_program_takes(block, place, monkeypatch):
     for each in blocks(FILES["own-images"].read_text()):
         if each.language == "python" and each.text.startswith("# "):
             run_python(each, {})  # it writes the file that commands name
+    best = place / "runs" / "search" / "best.py"  # what a search would write
+    best.parent.mkdir(parents=True)
+    best.symlink_to(ROOT / "configs" / "digits.py")
     for command in commands(block):
         arguments = arguments_of(command)
         if arguments is None:
@@ -150,6 +155,8 @@ def test_every_command_is_one_that_the_program_takes(block, place, monkeypatch):
 def test_the_python_of_a_page_runs(topic, place, export_not_saved):
     if topic in SLOW:
         pytest.skip("tested with its commands: -m slow")
+    if topic in EXTRAS:
+        pytest.importorskip(EXTRAS[topic], reason=f"needs the extra {EXTRAS[topic]}")
     names = {"__name__": "__main__"}
     for block in blocks(FILES[topic].read_text()):
         if block.language == "python":
@@ -172,6 +179,8 @@ def test_the_script_of_readme_runs_as_it_was_and_as_it_becomes(sign, place):
 @pytest.mark.slow
 @pytest.mark.parametrize("topic", FILES)
 def test_a_page_is_followed_from_top_to_bottom(topic, place):
+    if topic in EXTRAS:
+        pytest.importorskip(EXTRAS[topic], reason=f"needs the extra {EXTRAS[topic]}")
     names = {"__name__": "__main__"}
     num_gpus = len(tf.config.list_physical_devices("GPU"))
     for block in blocks(FILES[topic].read_text()):

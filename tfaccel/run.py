@@ -39,6 +39,7 @@ from tfaccel.config import (
     DaliConfig,
     ExportConfig,
     ImageConfig,
+    LogConfig,
     RuntimeConfig,
     StepConfig,
 )
@@ -70,6 +71,9 @@ from tfaccel.runtime.watchdog import Watchdog
 from tfaccel.step import compile_model, parameters_of_compile
 from tfaccel.training import methods
 from tfaccel.training.callbacks.checkpoints import Checkpoints
+from tfaccel.training.callbacks.tracking import Tracking
+from tfaccel.training.trackers import check_installed
+from tfaccel.training.trackers.tracked import Tracked, make_trackers
 from tfaccel.training.workdir import RESUMES
 
 log = logging.getLogger("tfaccel")
@@ -560,6 +564,46 @@ class Run:
             accept_changes=accept_changes,
             facts={**own, **(facts or {})},
         )
+
+    def track(
+        self,
+        trackers: str | Sequence[str],
+        folder: str | os.PathLike,
+        *,
+        config: Mapping[str, object] | None = None,
+        project: str | None = None,
+    ) -> Tracking:
+        """Returns a callback that sends each epoch's logs to MLflow or Weights & Biases.
+
+        It is also a context, whose end is the end of the run: the tracker is told whether the run
+        finished, failed, or was stopped by a signal.
+
+            with run.track("mlflow", "runs/photos", config={"batch": 256}) as tracking:
+                model.fit(train, epochs=3, callbacks=[checkpoints, tracking])
+                tracking.log_export(run.export(model, "exported/1", loader=test))
+
+        A `fit` that resumes from a checkpoint goes on in the same run of the tracker. With several
+        workers only the chief sends. If the script has begun a run itself, by `mlflow.start_run()`
+        or `wandb.init()`, that run is used, and it stays open.
+
+        Args:
+          trackers: "mlflow", "wandb", or both.
+          folder: this training's own folder, which keeps the id of the run. Its name is the run's.
+          config: the script's settings, also nested; values under names of secrets, such as
+            api_key, are not sent.
+          project: MLflow's experiment and the project of Weights & Biases; None for that of their
+            environment variables, or their default.
+
+        Raises:
+          UserError: there is no such tracker, or its library is not installed. `fit` raises if you
+            have not logged in.
+        """
+        log_config = LogConfig(trackers=trackers, project=project)
+        names = log_config.trackers or ()
+        check_installed(names)
+        folder = local_path(folder).absolute()
+        kept = make_trackers(names, project=project) if self.cluster.is_chief else []
+        return Tracking(Tracked(kept, folder, name=folder.name), config or {})
 
     def export(
         self,

@@ -203,6 +203,7 @@ CALLS = [
     (["train", DIGITS, "--config.model.name=resnet5"], "no model 'resnet5'; did you mean"),
     (["train", DIGITS, "--config.train.optimizer=adm"], "no optimizer 'adm'; did you mean"),
     (["train", DIGITS, "--config.train.monitor=val_acuracy"], "did you mean 'val_accuracy'"),
+    (["train", DIGITS, "--config.log.trackers=mlfow"], "no tracker 'mlfow'; did you mean 'mlflow'"),
     (["lint", DIGITS, "--config.train.monitor=val_acuracy"], "did you mean 'val_accuracy'"),
     (["lint", DIGITS, "--config.train.optimizer=adm"], "no optimizer 'adm'; did you mean"),
     (["lint", DIGITS, "--config.model.weights=/no/where"], "weights='/no/where' is no file"),

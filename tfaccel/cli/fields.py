@@ -46,7 +46,7 @@ SECTIONS = tuple(each.name for each in dataclasses.fields(Config))
 TOPICS = ("all", *SECTIONS)
 TOPICS_TEXT = textwrap.fill(
     "--help=TOPIC shows all fields and their full meaning. TOPIC is all, or a section: "
-    f"{', '.join(SECTIONS)}. With --config=FILE, the help shows the values of that file.",
+    f"{', '.join(SECTIONS)}. With --config=FILE, it shows the values of that file.",
     80,
     initial_indent="  ",
     subsequent_indent="  ",

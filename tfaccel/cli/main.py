@@ -24,6 +24,7 @@ from tfaccel.cli.diagnose_commands import (
     underflow,
 )
 from tfaccel.cli.evaluate_command import evaluate
+from tfaccel.cli.search_command import search
 from tfaccel.cli.train_commands import export, launch, plot, predict, train
 from tfaccel.common import meant
 from tfaccel.common.disk_errors import OF_DISKS, cure
@@ -99,6 +100,7 @@ COMMANDS = {
         audit,
         lint,
         profile,
+        search,
         evaluate,
         export,
         predict,

@@ -19,6 +19,8 @@ PAGES = {
     "several-hosts": "launch/README.md",
     "network": "launch/NETWORK.md",
     "surviving": "training/README.md",
+    "search": "diagnostics/search/README.md",
+    "trackers": "training/TRACKERS.md",
     "export": "export/README.md",
     "diagnostics": "diagnostics/README.md",
     "notebook": "process/README.md",

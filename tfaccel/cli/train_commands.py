@@ -34,6 +34,7 @@ from tfaccel.process.start_noise import start_tensorflow
 from tfaccel.runtime.cluster import find
 from tfaccel.runtime.cluster.addresses import FIRST_PORT, LAST_PORT
 from tfaccel.runtime.cluster.ray import undo_legacy_keras
+from tfaccel.training.trackers import check_installed
 from tfaccel.training.workdir import RESUMES, check_usable, read_config, workdirs_in
 
 # The loaders that read each file when its row is due, and keep no image.
@@ -103,6 +104,7 @@ FILE_LOADERS = tuple(each for each in LOADERS if each not in ("auto", "memory", 
 def train(values: flags.FlagValues, file: str) -> int:
     """Trains the experiment and prints the result as one JSON line."""
     config, workdir = parse(values.config), values.workdir
+    check_installed(config.log.trackers or ())
     if values.resume == "required" and not workdir:
         raise UserError("--resume=required without --workdir; add the workdir of the run to resume")
     undo_legacy_keras(os.environ)

@@ -29,6 +29,7 @@ from tfaccel.config.images import (
     DataConfig,
     ImageConfig,
 )
+from tfaccel.config.log import TRACKERS, LogConfig
 from tfaccel.config.runtime import RuntimeConfig
 from tfaccel.config.training import CheckpointConfig, ModelConfig, StepConfig, TrainConfig
 from tfaccel.config.vit import VitConfig
@@ -43,6 +44,7 @@ __all__ = [
     "PIXEL_DTYPES",
     "PIXEL_SCALES",
     "SOURCE_ARGUMENTS",
+    "TRACKERS",
     "WEIGHTS",
     "AugmentConfig",
     "CheckpointConfig",
@@ -51,6 +53,7 @@ __all__ = [
     "DataConfig",
     "ExportConfig",
     "ImageConfig",
+    "LogConfig",
     "ModelConfig",
     "RuntimeConfig",
     "StepConfig",

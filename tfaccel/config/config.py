@@ -19,6 +19,7 @@ from ml_collections import config_dict
 from tfaccel.common import meant
 from tfaccel.common.errors import UserError, did_you_mean
 from tfaccel.config.images import AugmentConfig, DaliConfig, DataConfig
+from tfaccel.config.log import LogConfig
 from tfaccel.config.runtime import RuntimeConfig
 from tfaccel.config.training import CheckpointConfig, ModelConfig, StepConfig, TrainConfig
 from tfaccel.config.vit import VitConfig, check_vit, is_vit
@@ -39,6 +40,7 @@ class Config:
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     step: StepConfig = dataclasses.field(default_factory=StepConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    log: LogConfig = dataclasses.field(default_factory=LogConfig)
 
     def __post_init__(self):
         """Checks what concerns several sections."""

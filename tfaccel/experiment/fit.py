@@ -27,6 +27,7 @@ from tfaccel.training.callbacks.logs import Logs
 from tfaccel.training.callbacks.near_chance import NearChance
 from tfaccel.training.callbacks.throughput import Throughput
 from tfaccel.training.checkpoint.rotation import largest_is_best
+from tfaccel.training.logs import Writer
 from tfaccel.training.logs.writers import make_writers
 
 log = logging.getLogger("tfaccel")
@@ -65,6 +66,7 @@ def fit(
     devices: Sequence[Device],
     accumulation_steps: int = 1,
     until: int | None = None,
+    trackers: Sequence[Writer] = (),
     watches: Sequence[keras.callbacks.Callback] = (),
     paused_s: Callable[[], float] = float,
 ) -> Outcome:
@@ -80,6 +82,7 @@ def fit(
       devices: the devices of this worker's replicas, whose use is logged.
       accumulation_steps: the parts of a batch, which batch norm sees one by one.
       until: the epoch after the last one of this call; None for the recipe's epochs.
+      trackers: further writers of the logs, on the chief.
       watches: further callbacks, which are called last.
       paused_s: returns the seconds that these have taken so far; they do not count for the speed.
 
@@ -88,6 +91,7 @@ def fit(
     """
     throughput = Throughput(train, clock=lambda: time.perf_counter() - paused_s())
     writers = make_writers(writes_to, loader=train, num_epochs=recipe.epochs) if writes_to else []
+    writers += trackers
     until = recipe.epochs if until is None else until
     how = {"throughput": throughput, "epochs_later": recipe.epochs - until}
     logs = Logs(writers, loader=train, gpus=GpuUsage(devices), **how)

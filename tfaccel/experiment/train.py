@@ -39,6 +39,9 @@ from tfaccel.runtime.cluster import Cluster
 from tfaccel.runtime.devices import Device
 from tfaccel.training import workdir as workdir_lib
 from tfaccel.training.own_scaling import misfit
+from tfaccel.training.trackers import check_installed
+from tfaccel.training.trackers.hparams import HParams
+from tfaccel.training.trackers.tracked import Tracked, make_trackers
 
 log = logging.getLogger("tfaccel")
 
@@ -74,6 +77,8 @@ def run(
     with contextlib.ExitStack() as stack:
         log_of_run = stack.enter_context(run_log.kept())
 
+        check_installed(config.log.trackers or ())
+
         # ----- Process: GPUs, memory, precision and seed, before TensorFlow starts its devices.
         this_run = Run(config.runtime, cluster)
         if result := _finished(this_run, workdir, config):
@@ -99,6 +104,8 @@ def run(
                     # Other workers would wait for this process's second step.
                     "beside_training": this_run.cluster.num_workers == 1,
                 }
+                # Entered first, so that the trackers are told how the run ended last.
+                tracked = stack.enter_context(_tracked(config, workdir))
                 rehearsal = stack.enter_context(
                     rehearse(this_run, config, model, train, test, **how)
                 )
@@ -121,7 +128,9 @@ def run(
                 checkpoints.begin_anew_at(stage.begins)
             if not begun:
                 # A run that is refused here must not overwrite the description of the run before.
-                checkpoints.when_begun = functools.partial(_describe, workdir, config)
+                checkpoints.when_begun = functools.partial(
+                    _describe, workdir, config, tracked if is_chief else None, continues
+                )
             outcome = fit(
                 model,
                 train,
@@ -132,6 +141,7 @@ def run(
                 devices=this_run.runtime.devices,
                 accumulation_steps=config.step.accumulation_steps,
                 until=stage.ends,
+                trackers=[tracked] if is_chief else [],
                 # The rehearsal runs beside the first steps. It ends training if the export fails.
                 watches=[rehearsal.callback()] if is_chief and not begun else [],
                 paused_s=lambda: rehearsal.seconds if is_chief else 0.0,
@@ -150,6 +160,7 @@ def run(
             loader=test,
             **dataclasses.asdict(export_of(config)),
         )
+        tracked.export(export)
         result["export"] = str(export)
         workdir_lib.write_json(workdir / "result.json", result)
         return result
@@ -211,7 +222,17 @@ def export_of(config: Config) -> ExportConfig:
     return ExportConfig(weights="average" if config.train.ema_momentum is not None else "trained")
 
 
-def _describe(workdir: pathlib.Path, config: Config) -> None:
+def _tracked(config: Config, workdir: pathlib.Path) -> Tracked:
+    """Returns the run in TensorBoard's page of settings and in the config's trackers."""
+    names = config.log.trackers or ()
+    trackers = make_trackers(names, project=config.log.project)
+    return Tracked([HParams(workdir / "tensorboard"), *trackers], workdir, name=workdir.name)
+
+
+def _describe(workdir: pathlib.Path, config: Config, tracked: Tracked, continues: bool) -> None:
+    workdir_lib.check_no_other(workdir, dataclasses.asdict(config))
+    # First, because a run that a tracker refuses leaves no config behind.
+    tracked.begin(dataclasses.asdict(config), continues=continues)
     workdir_lib.write_config(workdir, dataclasses.asdict(config))
     workdir_lib.write_json(workdir / "environment.json", runtime.describe_environment())
 

@@ -43,14 +43,23 @@ def free_ports(count: int) -> Iterator[tuple[int, ...]]:
         yield tuple(ports)
 
 
+def alone() -> dict[str, str]:
+    """Returns this process's environment for a process that is no part of its job."""
+    return {name: value for name, value in _without_job().items() if name != "TF_CONFIG"}
+
+
 def environment(addresses: Sequence[str], rank: int) -> dict[str, str]:
     """Returns a rank's environment: the launcher's without its job's variables, with TF_CONFIG."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(FOREIGN) and name != TOKEN_VARIABLE
-    }
+    kept = _without_job()
     if len(addresses) == 1:
         return kept
     task = {"type": "worker", "index": rank}
     return kept | {"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": task})}
+
+
+def _without_job() -> dict[str, str]:
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(FOREIGN) and name != TOKEN_VARIABLE
+    }

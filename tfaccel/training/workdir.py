@@ -8,7 +8,9 @@ Takes the path; makes the folder if needed, and gives it once no other run uses 
     DIR/log.txt            the full log: every choice and its reason
     DIR/metrics.csv        a line per epoch
     DIR/metrics.jsonl      the same, and records within epochs
-    DIR/tensorboard/       the same for TensorBoard
+    DIR/tensorboard/       the same for TensorBoard, and the settings for its page HPARAMS
+    DIR/trackers.json      the ids of the run in MLflow and Weights & Biases
+    DIR/wandb/             what Weights & Biases keeps, with it
     DIR/first_batch.png    the first augmented images, with their labels
     DIR/export/1/          SavedModel and model.keras
     DIR/evaluation/1/      a report of `tfaccel evaluate`
@@ -49,7 +51,7 @@ WRITTEN = ("config.json", "metrics.jsonl", "metrics.csv")
 MOST_LEVELS = 4  # from the workdir to its deepest file: export/1/variables/variables.index
 # The temporary names that `own_files.replace` gives.
 _UNFINISHED = re.compile(
-    r"\.(config|environment|result|metrics|first_batch)\.(jsonl?|csv|png)\.\d+(\.[0-9a-f]{8})?"
+    r"\.(config|environment|result|metrics|first_batch|trackers)\.(jsonl?|csv|png)\.\d+(\.[0-9a-f]{8})?"
 )
 
 _locks = set()  # descriptors of the lock files of the folders that this process holds
@@ -156,7 +158,7 @@ def _lock(file: int, path: pathlib.Path) -> bool:
 
 def finished(path: pathlib.Path, config: dict) -> dict | None:
     """Returns the result of a complete run of this config in the workdir; None if there is none."""
-    written, now = _read(path / "config.json"), _as_written(config)
+    written, now = _compared(_read(path / "config.json")), _compared(_as_written(config))
     if now.get("runtime", {}).get("xla", True) is None and isinstance(written, dict):
         # With XLA at its default, a run with any setting of XLA will do.
         written = written | {"runtime": written.get("runtime", {}) | {"xla": None}}
@@ -223,8 +225,10 @@ def check_no_other(path: pathlib.Path, config: dict) -> None:
 
     A checkpoint names the changed settings when the run resumes.
     """
-    before = _read(path / "config.json")
-    if before not in (None, _as_written(config)) and not any(path.glob("checkpoints/step-*")):
+    before = _compared(_read(path / "config.json"))
+    if before not in (None, _compared(_as_written(config))) and not any(
+        path.glob("checkpoints/step-*")
+    ):
         raise UserError(
             f"workdir {path} already holds another run; give another --workdir, or remove it"
         )
@@ -258,6 +262,13 @@ def versions(folder: pathlib.Path) -> list[pathlib.Path]:
     """Returns the entries of a folder with a number as their name, the largest last."""
     numbered = [each for each in folder.glob("*") if each.name.isdecimal()]
     return sorted(numbered, key=lambda each: int(each.name))
+
+
+def _compared(written: object) -> object:
+    """Returns what makes a config another run's: all but where its numbers go."""
+    if not isinstance(written, dict):
+        return written
+    return {name: each for name, each in written.items() if name != "log"}
 
 
 def _as_written(config: dict) -> dict:

@@ -26,6 +26,7 @@ from tfaccel.keras_internals.callbacks import before_epoch_logs, python_logs, se
 from tfaccel.process import waits
 from tfaccel.process.to_host import make_to_host
 from tfaccel.training.callbacks.finite import Finite
+from tfaccel.training.callbacks.keras_writers import logs_epochs_alone
 from tfaccel.training.callbacks.loss_scale import LossScale
 from tfaccel.training.callbacks.replica_audit import ReplicaAudit
 
@@ -44,6 +45,7 @@ def can_be_ahead(model: keras.Model, callbacks: list[keras.callbacks.Callback]) 
         type(each).__name__
         for each in callbacks
         if type(each) is not keras.callbacks.ProgbarLogger  # a user's subclass may read the logs
+        and not logs_epochs_alone(each)
         and sees_batches(each)
     ]
     if readers:

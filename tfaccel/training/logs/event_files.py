@@ -69,7 +69,7 @@ class EventFiles:
             self.resume_at(step=0, epoch=0)
         if self._file is None:
             self._file = _open(self._folder)
-        self._file.append(_bytes(event))
+        self._file.append(event_bytes(event))
 
 
 def _open(folder: pathlib.Path) -> Appended:
@@ -79,7 +79,9 @@ def _open(folder: pathlib.Path) -> Appended:
     file = Appended(folder / f"{PREFIX}{max(int(time.time()), newest + 1):010d}{SUFFIX}")
     source = SourceMetadata(writer="tfaccel")
     file.append(
-        _bytes(Event(file_version="brain.Event:2", wall_time=time.time(), source_metadata=source))
+        event_bytes(
+            Event(file_version="brain.Event:2", wall_time=time.time(), source_metadata=source)
+        )
     )
     return file
 
@@ -108,7 +110,8 @@ def _stays(event: Event, *, step: int, epoch: int) -> bool:
     return event.step <= step
 
 
-def _bytes(event: Event) -> bytes:
+def event_bytes(event: Event) -> bytes:
+    """Returns an event as a record of a file."""
     buffer = io.BytesIO()
     RecordWriter(buffer).write(event.SerializeToString())
     return buffer.getvalue()

@@ -1,0 +1,100 @@
+"""MLflow: a run's params, metrics and artefacts.
+
+It takes the server from MLFLOW_TRACKING_URI, else MLflow's own default, a file in the current
+folder. `mlflow ui` shows it.
+
+    tracker = MLflow(project=None)
+
+If your script has begun a run itself (`with mlflow.start_run():`), that run is used and stays open.
+"""
+
+import os
+import pathlib
+import time
+
+from tfaccel.common.version import __version__
+from tfaccel.training.logs import Record
+from tfaccel.training.trackers import Tracker, flat, metrics_of
+
+STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+PARAMS_AT_ONCE = 100  # servers refuse more
+
+
+class MLflow(Tracker):
+    """A run of MLflow."""
+
+    key, name = "mlflow", "MLflow"
+
+    def __init__(self, *, project: str | None):
+        """Takes the name of the experiment, which is made if there is none."""
+        import mlflow  # noqa: F401  here, because 4 s (2 CPU cores, 2026-11-30) are no training
+
+        self._project, self._is_own, self._client = project, False, None
+
+    def prepare(self) -> None:
+        """Makes the experiment and, for a local file, the tables of the data base.
+
+        Two processes that made them at the same time would disturb each other.
+        """
+        import mlflow
+
+        if name := self._project or os.environ.get("MLFLOW_EXPERIMENT_NAME"):
+            mlflow.set_experiment(name)
+        else:
+            mlflow.MlflowClient().search_experiments(max_results=1)
+
+    def begin(
+        self, before: str | None, *, name: str, config: dict, folder: pathlib.Path
+    ) -> str | None:
+        """Begins a run or goes on with one, and logs the settings as params."""
+        import mlflow
+
+        active = mlflow.active_run()
+        self._is_own = active is None
+        if active is None:
+            if self._project and not before:
+                mlflow.set_experiment(self._project)
+            active = mlflow.start_run(run_id=before, run_name=None if before else name)
+        self._client, self._id = mlflow.MlflowClient(), active.info.run_id
+        self._log_settings({key: str(each) for key, each in flat(config).items()}, folder)
+        return self._id
+
+    def _log_settings(self, settings: dict[str, str], folder: pathlib.Path) -> None:
+        """Logs settings as params. MLflow never changes a param, so a changed one is a tag."""
+        from mlflow.entities import Param, RunTag
+
+        there = self._client.get_run(self._id).data.params
+        params = [Param(key, each) for key, each in settings.items() if key not in there]
+        for first in range(0, len(params), PARAMS_AT_ONCE):
+            self._client.log_batch(self._id, params=params[first : first + PARAMS_AT_ONCE])
+        changed = {
+            f"changed.{key}": each for key, each in settings.items() if there.get(key, each) != each
+        }
+        own = {"tfaccel.version": __version__, "tfaccel.workdir": str(folder)}
+        tags = [RunTag(key, each) for key, each in (own | changed).items()]
+        for first in range(0, len(tags), PARAMS_AT_ONCE):
+            self._client.log_batch(self._id, tags=tags[first : first + PARAMS_AT_ONCE])
+
+    def log(self, record: Record) -> None:
+        """Logs a metric for each number, at the record's step."""
+        from mlflow.entities import Metric
+
+        now, step = int(time.time() * 1000), int(record["step"])
+        metrics = [Metric(key, each, now, step) for key, each in metrics_of(record).items()]
+        self._client.log_batch(self._id, metrics=metrics)
+
+    def export(self, path: pathlib.Path) -> None:
+        """Copies the files to the run's artefacts."""
+        self._client.log_artifacts(self._id, str(path), artifact_path=f"export/{path.name}")
+
+    def end(self, outcome: str) -> None:
+        """Sets the run's status."""
+        import mlflow
+
+        if not self._is_own or self._client is None:
+            return
+        active = mlflow.active_run()  # of this thread
+        if active is not None and active.info.run_id == self._id:
+            mlflow.end_run(STATUS[outcome])
+        else:
+            self._client.set_terminated(self._id, STATUS[outcome])
