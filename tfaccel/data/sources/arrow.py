@@ -20,6 +20,7 @@ from tfaccel.common.errors import UserError
 from tfaccel.data.source import TASKS, ImageSource
 from tfaccel.data.sources import several_labels
 from tfaccel.data.sources.arrow_files import (
+    KIND,
     Tables,
     batches,
     chosen,
@@ -111,7 +112,7 @@ def _columns(
         columns["target"] = chosen(tables, target, [], **given)
     else:
         known = tables.features.items()
-        fits = [name for name, each in known if each.get("_type") == "ClassLabel"]
+        fits = [name for name, each in known if each.get(KIND) == "ClassLabel"]
         fits = [each for each in fits if each in tables.types]
         fits = fits or [each for each in LABELS if each in tables.types][:1]
         columns["label"] = chosen(tables, label, fits, argument="label_column", kind="labels")

@@ -32,6 +32,7 @@ from tfaccel.data.sources.paths import absolute
 from tfaccel.process.cache_folder import cache_folder
 
 STATE, SPLITS = "state.json", "dataset_dict.json"  # of `save_to_disk` of Hugging Face's datasets
+FILES, KIND = "_data_files", "_type"  # keys in STATE, and in the note of a column
 PARQUET = b"PAR1"  # the first bytes of a Parquet file
 IPC_FILE = b"ARROW1"  # of an Arrow file with a footer; a stream of batches has none
 STAMP = b"tfaccel"  # in the metadata of an unpacked file: the size and the time of its Parquet file
@@ -112,9 +113,9 @@ def find_arrow(pattern: Pattern) -> tuple[str, ...]:
             f"Hugging Face's datasets wrote, or a pattern of Arrow or Parquet files: {folder}/*"
         )
     state = _json(folder / STATE)
-    if not state.get("_data_files"):
+    if not state.get(FILES):
         raise UserError(f"{folder / STATE} names no file; the dataset is empty: save it again")
-    return tuple(str(folder / each["filename"]) for each in state["_data_files"])
+    return tuple(str(folder / each["filename"]) for each in state[FILES])
 
 
 def batches(file: str) -> Iterator[tuple]:
