@@ -1,14 +1,15 @@
 """The functions that operations of a traced function call.
 
-graphs = called_by(op)      # of a call, a branch or a loop; () for any other operation
-"""
+graphs = called_by(op)      # of a call, a branch or a loop; [] for any other operation
 
-from collections.abc import Sequence
+Private names relied on: TensorFlow 2.21: Graph._is_function, Graph._get_function, and the attribute
+_XlaMustCompile.
+"""
 
 import tensorflow as tf
 
 
-def called_by(op: tf.Operation) -> Sequence[tf.Graph]:
+def called_by(op: tf.Operation) -> list[tf.Graph]:
     """Returns the traced functions that an operation calls, such as the branches of a condition."""
     found = []
     for each in op.node_def.attr.values():
