@@ -125,7 +125,11 @@ class Proposal:
             f"{way.name}={value!r}{f' {way.at_least}' if way.at_least else ''}"
             for way, value in self.settings
         )
-        changes = list(dict.fromkeys(way.changes for way, _ in self.settings))
+        every = list(dict.fromkeys(way.changes for way, _ in self.settings))
+        # Of "the same result" and "the same result, except for batch norm" the second says all.
+        changes = [
+            each for each in every if not any(own != each and own.startswith(each) for own in every)
+        ]
         return f"{said} ({', '.join(changes)}; {in_time(self.times)})"
 
 
