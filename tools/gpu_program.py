@@ -95,7 +95,8 @@ def main(arguments: Sequence[str]) -> int:
     network = dataclasses.replace(networks.find(options.network, tiny=False), **changes)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        (folder / "step.pb").write_bytes(traced(network, options))
+        forecast, program = traced(network, options)
+        (folder / "step.pb").write_bytes(program)
         made = compiled(folder, options.jax_python)
     if made is None:
         return 1
@@ -103,18 +104,47 @@ def main(arguments: Sequence[str]) -> int:
     if options.keep is not None:
         options.keep.write_text(text)
     print(memory(report))
+    print(f"tfaccel's forecast of the latter: {forecast / 2**20:,.0f} MiB")
     for line in table(text, options.kernels):
         print(line)
     return 0
 
 
-def traced(network: networks.Network, options: argparse.Namespace) -> bytes:
-    """Returns the serialized HLO of a step, as TensorFlow gives it to XLA."""
+def forecast(name: str, remat: str | None = None) -> int:
+    """Returns tfaccel's forecast of a network's activations and gradients, in bytes."""
+    options = argparse.Namespace(no_flash=False, remat=remat)
+    step, inputs = made_step(networks.find(name, tiny=False), options)
+    return forecast_of(step.get_concrete_function(*inputs).graph)
+
+
+def forecast_of(graph) -> int:
+    """Returns the same for a traced step."""
+    from tfaccel.step.memory.buffers import peak_bytes
+
+    return peak_bytes(graph, graph.outputs, xla=True, on_gpu=True)
+
+
+def traced(network: networks.Network, options: argparse.Namespace) -> tuple[int, bytes]:
+    """Returns the forecast of a step, and its HLO, serialized, as TensorFlow gives it to XLA."""
+    from tensorflow.compiler.xla.service import hlo_pb2
+
+    step, inputs = made_step(network, options)
+    estimate = forecast_of(step.get_concrete_function(*inputs).graph)
+    made = step.experimental_get_compiler_ir(*inputs)(stage="hlo_serialized", platform_name="CPU")
+    module = hlo_pb2.HloModuleProto.FromString(made)
+    for computation in module.computations:
+        for each in computation.instructions:
+            if each.opcode == "copy":  # StableHLO has none; in the same shape it does nothing
+                each.opcode = "reshape"
+    return estimate, module.SerializeToString()
+
+
+def made_step(network: networks.Network, options: argparse.Namespace) -> tuple:
+    """Returns a step as a `tf.function`, and the specs of its batch."""
     import keras
     import tensorflow as tf
     from bench_arms import keras_networks, ours_networks
     from tensorflow.compiler.tf2xla.python import xla
-    from tensorflow.compiler.xla.service import hlo_pb2
 
     from tfaccel.config import StepConfig
     from tfaccel.keras_internals.joined_kernels import joined_updates
@@ -153,14 +183,7 @@ def traced(network: networks.Network, options: argparse.Namespace) -> bytes:
             optimizer.apply(joined_updates(gradients), model.trainable_variables)
         return value
 
-    inputs = specs(network, tf)
-    made = step.experimental_get_compiler_ir(*inputs)(stage="hlo_serialized", platform_name="CPU")
-    module = hlo_pb2.HloModuleProto.FromString(made)
-    for computation in module.computations:
-        for each in computation.instructions:
-            if each.opcode == "copy":  # StableHLO has none; in the same shape it does nothing
-                each.opcode = "reshape"
-    return module.SerializeToString()
+    return step, specs(network, tf)
 
 
 def specs(network: networks.Network, tf) -> tuple:

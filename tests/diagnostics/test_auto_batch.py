@@ -1,4 +1,4 @@
-"""The largest batch that fits: found in few tries, each in a process of its own."""
+"""The largest batch that fits, or what keeps a batch: few tries, each in a process of its own."""
 
 import dataclasses
 import functools
@@ -13,15 +13,17 @@ from tfaccel.config import Config, DataConfig, ModelConfig, RuntimeConfig, StepC
 from tfaccel.data.digits import ensure_digits
 from tfaccel.diagnostics import auto_batch as room
 from tfaccel.diagnostics.auto_batch import (
+    Tried,
     auto_batch,
-    auto_parts,
+    auto_saving,
     largest_batch,
     train_briefly,
     with_batch,
-    with_parts,
+    with_settings,
 )
 from tfaccel.process import isolate
 from tfaccel.process.isolate import IsolatedError
+from tfaccel.training.memory_plan import Plan
 
 
 @pytest.mark.parametrize(
@@ -72,14 +74,20 @@ def test_the_cpu_is_refused_in_a_sentence(monkeypatch, setup):
         auto_batch(CONFIG)
 
 
-def in_children(monkeypatch, fail):
-    """Lets children answer at once; `fail(rows)` raises for rows of a part that do not train."""
+def in_children(monkeypatch, fail, *, plan=None):
+    """Lets children answer at once.
+
+    `fail(rows)` raises if these rows do not train at a time. A step takes 1 ms a row, a tenth more
+    for each further part, and a fifth more with remat="blocks", which needs half of the memory.
+    """
 
     def run_isolated(function, config):
         if function is room.describe:
             return {"num_replicas": 3, "num_examples": 1437}
-        fail(config.data.whole_batch(3) // config.step.accumulation_steps)
-        return "peak 7 MiB"
+        rows, step = config.data.whole_batch(3), config.step
+        fail(rows // step.accumulation_steps // (2 if step.remat == "blocks" else 1))
+        times = 1 + 0.1 * (step.accumulation_steps - 1) + 0.2 * (step.remat is not None)
+        return Tried("peak 7 MiB", rows * times / 1000, plan)
 
     monkeypatch.setattr(isolate, "run_isolated", run_isolated)
 
@@ -105,35 +113,83 @@ def test_full_memory_is_an_answer(monkeypatch, tmp_path, caplog):
     assert not (tmp_path / "child.log").exists()
 
 
-@pytest.mark.parametrize(("limit", "parts"), [(64, 1), (63, 2), (16, 4), (3, 21 + 1)])
-def test_the_fewest_parts_in_which_a_batch_fits(monkeypatch, tmp_path, caplog, limit, parts):
-    """Powers of two, and at last row by row: of 64 rows on three replicas each has 22 at most."""
-
+def too_many(tmp_path, limit, tried=None):
     def fail(rows):
+        if tried is not None:
+            tried.append(rows)
         if rows > limit:
             raise error(tmp_path, "OutOfMemoryError", "Can't allocate 7 bytes on device 0")
 
-    in_children(monkeypatch, fail)
+    return fail
+
+
+BATCH = with_batch(CONFIG, 480)
+
+
+@pytest.mark.parametrize(
+    ("limit", "settings", "times"),
+    [
+        (480, {}, 1.0),
+        (300, {"step.accumulation_steps": 2}, 1.1),  # beside remat, 1.2
+        (150, {"step.accumulation_steps": 4}, 1.3),
+        (3, {"step.accumulation_steps": 128}, None),  # no plain batch of 24 rows fits
+        # Not even row by row of each replica: both together.
+        (1, {"step.remat": "blocks", "step.accumulation_steps": 128}, None),
+    ],
+)
+def test_the_quickest_way_to_keep_a_batch(monkeypatch, tmp_path, caplog, limit, settings, times):
+    in_children(monkeypatch, too_many(tmp_path, limit))
     with caplog.at_level(logging.INFO, "tfaccel"):
-        assert auto_parts(CONFIG) == parts
-    found = f"autobatch: accumulation_steps={parts} for global_batch_size=64 (5% of memory left)"
-    assert found in caplog.text
+        saving = auto_saving(BATCH)
+    assert saving.settings == settings
+    assert saving.times == (None if times is None else pytest.approx(times))
+    assert saving.flags == " ".join(f"--config.{each}={settings[each]}" for each in settings)
+    if settings and times:
+        assert (
+            f"autobatch: {saving.flags} for global_batch_size=480 (the quickest of " in caplog.text
+        )
+        assert f"s a step, {times:.2f} times the plain step" in caplog.text
+
+
+def test_recomputation_is_chosen_where_it_is_quicker(monkeypatch, tmp_path):
+    """Where four parts are needed, which take 1.3 times as long."""
+    in_children(monkeypatch, too_many(tmp_path, 240))
+    ways = {each.name: each for each in room.WAYS}
+    slow = dataclasses.replace(ways["accumulation_steps"], value=lambda situation: 4)
+    monkeypatch.setattr(room, "WAYS", [slow, ways["remat"]])
+    saving = auto_saving(BATCH)
+    assert saving.settings == {"step.remat": "blocks"}
+    assert saving.times == pytest.approx(1.2)
+
+
+def test_the_forecast_of_a_smaller_batch_tells_where_to_begin(monkeypatch, tmp_path):
+    """Of 240 rows it says 32 MiB; so of 480 rows 64, and 16 MiB of 66 are fixed."""
+    mib, tried, settings = 2**20, [], []
+    plan = Plan(16 * mib, 0, 0, activations=32 * mib, batches=0, limit=66 * mib)
+    in_children(monkeypatch, too_many(tmp_path, 300, tried), plan=plan)
+    fitting = room._fitting
+
+    def noted(config, situation, way, already=None):
+        settings.append((way.name, way.value(situation)))
+        return fitting(config, situation, way, already)
+
+    monkeypatch.setattr(room, "_fitting", noted)
+    auto_saving(BATCH)
+    assert settings == [("accumulation_steps", 2), ("remat", 47)]  # MiB: 50, less 5%
+    assert tried == [480, 240, 240, 480, 240]  # plain, its half, parts, the budget, "blocks"
 
 
 def test_parts_begin_with_those_of_the_config(monkeypatch, tmp_path):
     tried = []
-    in_children(monkeypatch, tried.append)
-    assert auto_parts(with_parts(CONFIG, 3)) == 3
-    assert tried == [21]
+    in_children(monkeypatch, too_many(tmp_path, 500, tried))
+    assert auto_saving(with_settings(BATCH, {"step.accumulation_steps": 3})).settings == {}
+    assert tried == [160]
 
 
-def test_a_batch_that_fits_in_no_parts_is_said(monkeypatch, tmp_path):
-    def fail(rows):
-        raise error(tmp_path, "ResourceExhaustedError", "OOM when allocating tensor with shape[1]")
-
-    in_children(monkeypatch, fail)
-    with pytest.raises(UserError, match="global_batch_size=64 does not fit even row by row"):
-        auto_parts(CONFIG)
+def test_a_batch_that_fits_in_no_way_is_said(monkeypatch, tmp_path):
+    in_children(monkeypatch, too_many(tmp_path, 0))
+    with pytest.raises(UserError, match="global_batch_size=480 does not fit in any way that keeps"):
+        auto_saving(BATCH)
 
 
 def test_any_other_failure_is_raised(monkeypatch, tmp_path):
@@ -180,8 +236,11 @@ def test_a_try_is_a_real_training(monkeypatch):
         monkeypatch.setattr(keras.Model, name, recorded)
     assert ensure_digits().is_dir()
     step = StepConfig(accumulation_steps=2)
-    assert train_briefly(dataclasses.replace(CONFIG, step=step)) == "peak not known"
-    assert calls == [("fit", 64, 3), ("evaluate", 64, 3)]
+    tried = train_briefly(dataclasses.replace(CONFIG, step=step))
+    assert tried.peak == "peak not known"
+    assert 0 < tried.step_s < 10
+    assert tried.plan.activations > 0
+    assert calls == [("fit", 64, 3), ("evaluate", 64, 3), ("fit", 64, 13)]
 
 
 @pytest.mark.gpu
@@ -202,20 +261,21 @@ def test_the_batch_that_is_found_trains_and_one_well_above_does_not(monkeypatch)
     assert caught.value.out_of_memory
     # The plan came with it. Without XLA it is of what was taken until it failed: at most so many.
     assert caught.value.type_name == "OutOfMemoryError"
-    proposed = int(re.search(r"use global_batch_size=(\d+) or less", caught.value.reason)[1])
+    proposed = int(re.search(r"or global_batch_size=(\d+) or less", caught.value.reason)[1])
     assert batch // 2 <= proposed < above
 
 
 @pytest.mark.gpu
-def test_the_parts_that_are_found_train_what_does_not_fit_at_once(monkeypatch):
+def test_the_settings_that_are_found_train_what_does_not_fit_as_it_is(monkeypatch):
     monkeypatch.delenv("TF_FORCE_GPU_ALLOW_GROWTH", raising=False)
     config = Config(
         runtime=RuntimeConfig(gpu_ids=(0,), precision="mixed_float16", memory=2000, xla=False),
         data=DataConfig(image_size=(128, 128), channels=1, global_batch_size=1024),
         model=ModelConfig(name="cifar_resnet"),
     )
-    parts = auto_parts(config)
-    assert parts > 1
+    saving = auto_saving(config)
+    assert saving.settings
+    assert saving.times > 0.5
     with pytest.raises(IsolatedError) as caught:
-        room.run_quietly(train_briefly, with_parts(config, parts // 2))
+        room.run_quietly(train_briefly, config)
     assert caught.value.out_of_memory

@@ -179,5 +179,6 @@ def test_one_process_on_its_own_needs_no_address(start, tmp_path):
     assert found["worker"] == "0 of 1, counted from 0: the chief, which writes the workdir"
     assert "name other workers" in found["source"]
     assert found["address"] == "none needed"
+    assert re.match(r"about \d+ MiB on each replica, without XLA: parameters 0, ", found["memory"])
     assert not {"all-reduce", "step", "scaling"} & found.keys()
     assert list(tmp_path.iterdir()) == []

@@ -1756,6 +1756,29 @@ def _():
     return 3 * seconds(call) < seconds(tf.sqrt)  # 0.03 and 0.25
 
 
+@canary("Graph._is_function, Graph._get_function", "have the graph of a function that is called")
+def _():
+    inner = tf.function(lambda x: tf.reverse(x, [0]), autograph=False)
+    outer = tf.function(lambda x: inner(x), autograph=False)
+    graph = outer.get_concrete_function(tf.TensorSpec([2])).graph
+    (call,) = (each for each in graph.get_operations() if each.type == "PartitionedCall")
+    name = call.node_def.attr["f"].func.name
+    types = [each.type for each in graph._get_function(name).graph.get_operations()]
+    return graph._is_function(name) and not graph._is_function("other") and "ReverseV2" in types
+
+
+@canary("_XlaMustCompile", "is an attribute of the call of a function that XLA compiles")
+def _():
+    def marked(jit_compile):
+        inner = tf.function(tf.sqrt, autograph=False, jit_compile=jit_compile)
+        outer = tf.function(lambda x: inner(x), autograph=False)
+        graph = outer.get_concrete_function(tf.TensorSpec([2])).graph
+        calls = (each for each in graph.get_operations() if "Call" in each.type)
+        return [each.node_def.attr["_XlaMustCompile"].b for each in calls]
+
+    return [marked(True), marked(None)] == [[True], [False]]
+
+
 @canary("Operation._update_input", "gives an operation of a traced function another input")
 def _():
     @tf.function(autograph=False)

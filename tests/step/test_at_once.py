@@ -132,8 +132,8 @@ def test_without_memory_for_the_first_step_the_training_waits_for_xla(monkeypatc
     x, y = np.ones((8, 8), "f4"), np.ones((8, 2), "f4")
     real, failed = step._compile, []
 
-    def compile_(made, *, xla=None):
-        function = real(made, xla=xla)
+    def compile_(made, *, xla=None, **settings):
+        function = real(made, xla=xla, **settings)
         if xla is not False:
             return function
 

@@ -13,7 +13,7 @@ from tfaccel.keras_internals.model_view import variables_of
 from tfaccel.keras_internals.variables import components
 from tfaccel.step import functions, predict, recoverable
 from tfaccel.step.recoverable import Recoverable
-from tfaccel.training.memory_plan import OutOfMemoryError
+from tfaccel.training.memory_errors import OutOfMemoryError
 
 FULL = "Out of memory while trying to allocate 9.00GiB."
 X = np.linspace(-1, 1, 96, dtype=np.float32).reshape(16, 6)
@@ -339,7 +339,7 @@ before = state()
 for method in (model.fit, model.fit, model.evaluate):
     try:
         method(x, x, batch_size=16, verbose=0)
-    except (tfaccel.training.memory_plan.OutOfMemoryError, tf.errors.ResourceExhaustedError):
+    except (tfaccel.training.memory_errors.OutOfMemoryError, tf.errors.ResourceExhaustedError):
         print("full", flush=True)
 print(len(before), all(map(np.array_equal, before, state())))
 model.layers[-1].asks = False

@@ -135,22 +135,25 @@ def checked_selftest(
         Flag(
             "keep-batch",
             False,
-            "keep the config's batch size, and find the smallest accumulation_steps with which it "
-            "fits. The mathematics stay the same, except that batch norm sees one part at a time",
+            "keep the config's batch size, and find the cheapest setting with which it fits: "
+            "accumulation_steps, remat, or both. Prints the settings, the seconds of a step, and "
+            "these as a multiple of the plain step's",
         ),
     ),
     examples=("tfaccel autobatch --config=configs/mnist.py \\\n  --config.data.root=/data/mnist",),
 )
 def autobatch(values: flags.FlagValues, _: str) -> int:
-    """Prints the largest batch size that fits, or the smallest accumulation_steps, as JSON."""
+    """Prints the largest batch size that fits, or the cheapest way to keep one, as JSON."""
     config = parse_checked(values.config)
     start_tensorflow()
     from tfaccel.diagnostics import auto_batch
 
     if values["keep-batch"].value:
-        parts = auto_batch.auto_parts(config)
-        flag = f"--config.step.accumulation_steps={parts}"
-        show_json({"accumulation_steps": parts, "flag": flag})
+        saving = auto_batch.auto_saving(config)
+        times = {} if saving.times is None else {"times_plain_step": round(saving.times, 3)}
+        show_json(
+            {"settings": saving.settings, "step_s": saving.step_s, **times, "flag": saving.flags}
+        )
         return 0
     batch = auto_batch.auto_batch(config)
     flag = f"--config.data.global_batch_size={batch}"

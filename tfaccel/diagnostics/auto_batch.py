@@ -1,10 +1,11 @@
-"""Finds the largest global batch that fits in the GPUs' memory, or the fewest parts that fit.
+"""Finds the largest global batch that fits in the GPUs' memory, or the cheapest way to keep one.
 
-Takes an experiment; returns the number. Each candidate runs in a child process, whose end frees all
-of its memory. The child runs a few real steps of training and one of testing, with DALI's pool.
+Takes an experiment; returns the number, or the settings. Each candidate runs in a child process,
+whose end frees all of its memory. The child runs a few real steps of training and one of testing,
+with DALI's pool.
 
     batch = auto_batch(config)      # 1920
-    parts = auto_parts(config)      # 4: accumulation_steps, for the config's own batch
+    saving = auto_saving(config)    # Saving({"step.remat": "blocks"}, step_s=0.21, times=1.19)
     largest_batch(lambda batch: batch <= 1000, multiple=8, at_most=10**6, start=256)    # 1000
 
 A candidate takes as long as a run takes to its first steps: about a minute for ResNet-50 with XLA.
@@ -14,6 +15,7 @@ There may be ten or twenty candidates.
 import dataclasses
 import math
 import os
+import time
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -21,6 +23,7 @@ import tensorflow as tf
 from tfaccel.common import run_log
 from tfaccel.common.errors import UserError
 from tfaccel.common.run_log import summary
+from tfaccel.common.tables import in_figures
 from tfaccel.config import Config
 from tfaccel.experiment.open_data import open_source
 from tfaccel.experiment.thaw import stages_of
@@ -29,12 +32,59 @@ from tfaccel.process.isolate import IsolatedError, run_quietly
 from tfaccel.run import Run
 from tfaccel.runtime.cluster import find
 from tfaccel.runtime.gpu_usage import GpuUsage
+from tfaccel.training.memory_forecast import forecast_of
+from tfaccel.training.memory_plan import Plan
+from tfaccel.training.memory_ways import WAYS, Situation, Way
 
 # The share of a GPU's memory, or of its limit, that each candidate leaves free. A long run needs
 # more than its first steps: DALI's pool grows with the largest images, and memory gets fragmented.
 MARGIN = 0.05
 NUM_EXECUTIONS = 3
+NUM_TIMED = 10  # executions after those
 TENSORS_MULTIPLE = 8  # rows that fill a tile of Tensor Cores
+
+
+@dataclasses.dataclass(frozen=True)
+class Tried:
+    """What a candidate that fits has shown.
+
+    Attributes:
+      peak: the memory that it took, in words.
+      step_s: the seconds of a step, with its batch from the loader.
+      plan: the forecast of its memory; None if there is none.
+    """
+
+    peak: str
+    step_s: float
+    plan: Plan | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Saving:
+    """Settings with which a batch fits.
+
+    Attributes:
+      settings: values by field of the config, e.g. {"step.remat": "blocks"}; empty if the config
+        fits as it is.
+      step_s: the seconds of a step with them.
+      times: the same, as a multiple of the plain step's seconds, which are those of the largest
+        plain batch that was seen to fit, for as many rows; None if no plain batch fits.
+    """
+
+    settings: dict[str, object]
+    step_s: float
+    times: float | None
+
+    @property
+    def flags(self) -> str:
+        """The settings as flags of the command."""
+        return " ".join(f"--config.{field}={value}" for field, value in self.settings.items())
+
+    def __str__(self):
+        """Returns "step.remat=blocks: 0.2100 s a step, 1.19 times the plain step"."""
+        said = ", ".join(f"{field}={value}" for field, value in self.settings.items())
+        price = "" if self.times is None else f", {self.times:.2f} times the plain step"
+        return f"{said}: {in_figures(self.step_s)} s a step{price}"
 
 
 def largest_batch(
@@ -88,41 +138,104 @@ def auto_batch(config: Config) -> int:
     )
     if not batch:
         raise UserError(
-            f"not even a global batch of {multiple} fits; use precision='mixed_float16', smaller "
-            "images or a smaller model"
+            f"not even a global batch of {multiple} fits; use --config.step.remat=blocks, "
+            "--config.runtime.precision=mixed_float16, smaller images or a smaller model"
         )
     reason = "all training images" if batch + multiple > most else f"{MARGIN:.0%} of memory left"
     summary("autobatch: global_batch_size=%d (%s)", batch, reason)
     return batch
 
 
-def auto_parts(config: Config) -> int:
-    """Returns the first number of parts (`accumulation_steps`) with which the batch trains.
+def auto_saving(config: Config) -> Saving:
+    """Returns the cheapest settings with which the config's own batch trains.
 
-    Parts do not change the result, except that batch norm sees one part at a time. A share of the
-    memory, `MARGIN`, stays free. The search starts with the config's number and doubles it.
+    Each way of tfaccel/training/memory_ways.py that keeps the result is tried alone, with the
+    cheapest value that fits. If none fits alone, two are tried together. The one with the quickest
+    step is returned. A share of the memory, `MARGIN`, stays free.
 
     Args:
       config: the experiment.
 
     Raises:
-      UserError: there is no GPU, the batch does not fit even row by row, or the config is wrong.
+      UserError: there is no GPU, the batch does not fit in any way, or the config is wrong.
       IsolatedError: a candidate failed for another reason.
     """
     run_log.show()
     num_replicas = run_quietly(describe, config)["num_replicas"]
     batch = config.data.whole_batch(num_replicas)
-    rows, parts = math.ceil(batch / num_replicas), config.step.accumulation_steps
-    while not _fits(with_parts(config, parts), f"accumulation_steps={parts}"):
-        if parts >= rows:
-            raise UserError(
-                f"global_batch_size={batch} does not fit even row by row; use "
-                "precision='mixed_float16', smaller images or a smaller model"
-            )
-        parts = min(2 * parts, rows)
-    found = f"accumulation_steps={parts} for global_batch_size={batch}"
-    summary("autobatch: %s (%s)", found, f"{MARGIN:.0%} of memory left")
-    return parts
+    if plain := _tried(config, f"global_batch_size={batch}"):
+        summary("autobatch: global_batch_size=%d fits as it is; nothing need be set", batch)
+        return Saving({}, plain.step_s, 1.0)
+    smaller, plain = _smaller_plain(config, batch, math.lcm(TENSORS_MULTIPLE, num_replicas))
+    plain_s = plain.step_s * batch / smaller if plain else None
+    situation = Situation(
+        _scaled(plain.plan if plain else None, batch / smaller if plain else 1.0),
+        batch,
+        num_replicas=num_replicas,
+        step=config.step,
+        half_precision=config.runtime.precision != "float32",
+    )
+    ways = [each for each in WAYS if each.keeps_result]
+    found = [each for way in ways if (each := _fitting(config, situation, way))]
+    for way in ways if not found else ():
+        strongest = way.stronger(situation, None)
+        if strongest is None:
+            continue
+        after, first = way.after(situation, strongest), {way.field: strongest}
+        others = (other for other in ways if other is not way)
+        found += [each for other in others if (each := _fitting(config, after, other, first))]
+    if not found:
+        raise UserError(
+            f"global_batch_size={batch} does not fit in any way that keeps the result "
+            f"({', '.join(way.name for way in ways)}); use a smaller batch, "
+            "precision='mixed_float16', smaller images or a smaller model"
+        )
+    priced = [
+        dataclasses.replace(each, times=each.step_s / plain_s if plain_s else None)
+        for each in found
+    ]
+    priced.sort(key=lambda each: each.step_s)
+    for each in priced:
+        summary("autobatch: %s", each)
+    summary(
+        "autobatch: %s for global_batch_size=%d (the quickest of %d that fit, %s of memory left)",
+        *(priced[0].flags, batch, len(priced), f"{MARGIN:.0%}"),
+    )
+    return priced[0]
+
+
+def _smaller_plain(config: Config, batch: int, multiple: int) -> tuple[int, Tried | None]:
+    """Returns the largest of a half, a quarter and so on of a batch that fits, and its trial."""
+    size = batch // 2 // multiple * multiple
+    while size:
+        if tried := _tried(with_batch(config, size), f"global_batch_size={size}"):
+            return size, tried
+        size = size // 2 // multiple * multiple
+    return 0, None
+
+
+def _scaled(plan: Plan | None, factor: float) -> Plan:
+    """Returns the plan for more rows; a plan that tells nothing if there is none."""
+    if plan is None or plan.activations is None:
+        return Plan(0, 0, 0)
+    return dataclasses.replace(plan, activations=math.ceil(factor * plan.activations))
+
+
+def _fitting(
+    config: Config, situation: Situation, way: Way, already: dict[str, object] | None = None
+) -> Saving | None:
+    """Returns a way's cheapest value that fits, with what is set already; None if none fits."""
+    already = already or {}
+    guess = dataclasses.replace(situation, plan=Plan(0, 0, 0))
+    value = way.value(situation)
+    value = way.value(guess) if value is None else value  # the plan may be wrong
+    while value is not None:
+        settings = already | {way.field: value}
+        said = ", ".join(f"{field}={each}" for field, each in settings.items())
+        if tried := _tried(with_settings(config, settings), said):
+            return Saving(settings, tried.step_s, None)
+        value = way.stronger(situation, value)
+    return None
 
 
 def with_batch(config: Config, global_batch_size: int) -> Config:
@@ -133,23 +246,31 @@ def with_batch(config: Config, global_batch_size: int) -> Config:
     return dataclasses.replace(config, data=data)
 
 
-def with_parts(config: Config, accumulation_steps: int) -> Config:
-    """Returns the experiment with another number of parts."""
-    step = dataclasses.replace(config.step, accumulation_steps=accumulation_steps)
-    return dataclasses.replace(config, step=step)
+def with_settings(config: Config, settings: dict[str, object]) -> Config:
+    """Returns the experiment with other values of some fields, e.g. {"step.remat": "blocks"}."""
+    for field, value in settings.items():
+        room, _, name = field.partition(".")
+        changed = dataclasses.replace(getattr(config, room), **{name: value})
+        config = dataclasses.replace(config, **{room: changed})
+    return config
 
 
 def _fits(config: Config, what: str) -> bool:
+    return _tried(config, what) is not None
+
+
+def _tried(config: Config, what: str) -> Tried | None:
+    """Returns what a candidate has shown; None if it does not fit."""
     try:
-        peak = run_quietly(train_briefly, config)  # hides pages of log about full memory
+        tried = run_quietly(train_briefly, config)  # hides pages of log about full memory
     except IsolatedError as error:
         if not error.out_of_memory:
             raise
         error.log.unlink(missing_ok=True)
         summary("autobatch: %s does not fit", what)
-        return False
-    summary("autobatch: %s fits, %s", what, peak)
-    return True
+        return None
+    summary("autobatch: %s fits, %s, %s s a step", what, tried.peak, in_figures(tried.step_s))
+    return tried
 
 
 # The functions below run in the child.
@@ -177,8 +298,8 @@ def describe(config: Config) -> dict[str, int]:
     return {"num_replicas": run.strategy.num_replicas_in_sync, "num_examples": len(source)}
 
 
-def train_briefly(config: Config) -> str:
-    """Trains and tests for a few steps and returns the memory that this took, in words.
+def train_briefly(config: Config) -> Tried:
+    """Trains and tests for a few steps, and returns the memory and the time that these took.
 
     It makes everything that `train.run` makes, except for the workdir and its files.
     """
@@ -191,7 +312,12 @@ def train_briefly(config: Config) -> str:
     steps = NUM_EXECUTIONS * model.steps_per_execution  # until all prefetched batches exist
     model.fit(train, steps_per_epoch=min(steps, train.num_batches), verbose=0)
     model.evaluate(test, steps=1, verbose=0)
-    return _describe_peak(usage, sum(map(len, held[:1])))
+    peak, forecast = _describe_peak(usage, sum(map(len, held[:1]))), forecast_of(model)
+    num_timed = min(NUM_TIMED * model.steps_per_execution, train.num_batches)
+    began = time.perf_counter()
+    model.fit(train, steps_per_epoch=num_timed, verbose=0)  # its end waits for the device
+    step_s = (time.perf_counter() - began) / num_timed
+    return Tried(peak, step_s, forecast.plan if forecast else None)
 
 
 def _hold_back(gpu_index: int, usage) -> list[tf.Tensor]:

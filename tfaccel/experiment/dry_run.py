@@ -24,6 +24,7 @@ from tfaccel.run import Run
 from tfaccel.runtime.agreement import slowest, together
 from tfaccel.runtime.cluster import Cluster
 from tfaccel.step.gradient_sum import GradientSum
+from tfaccel.training.memory_forecast import forecast_of
 
 NUM_STEPS = 2  # the second step shows that the first left the model in a good state
 
@@ -36,6 +37,7 @@ worker {index} of {num_workers}, counted from 0{chief}
   batch      {rows} rows on each replica, {batch} in all; {steps} steps an epoch
   workdir    {workdir}
   export     {exported}
+  memory     {memory}
   trained    {trained}, loss {loss}, in {seconds:.1f} s, most of it compilation; nothing written
 """
 
@@ -63,7 +65,11 @@ def dry_run(config: Config, *, workdir: pathlib.Path, cluster: Cluster) -> str:
     times = StepTimes(train, this_run.strategy)
     trained = _train(this_run, model, train, times)
     block = BLOCK.format(
-        **_describe(this_run, train), workdir=workdir, exported=exported, **trained
+        **_describe(this_run, train),
+        workdir=workdir,
+        exported=exported,
+        memory=forecast_of(model) or "not forecast, because the step ran as Python",
+        **trained,
     )
     if this_run.strategy.num_replicas_in_sync > 1:
         scaling = _measure(this_run, model, config, step_s=times.step_s)

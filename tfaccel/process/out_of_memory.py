@@ -32,7 +32,7 @@ _SAYS = re.compile(
             "CUDA allocation failed",
             "cudaErrorMemoryAllocation",
             r"nvImageCodec failure: '#(5|15)'",
-            # tfaccel's own message (memory_plan.py).
+            # tfaccel's own message (training/memory_errors.py).
             r"out of memory( with global_batch_size=\d+)?; use ",
         )
     ),

@@ -94,6 +94,7 @@ from tfaccel.step.attention.choose import attentions_on
 from tfaccel.step.depthwise.choose import Depthwises
 from tfaccel.step.gelu.choose import Gelus
 from tfaccel.step.layer_norm.choose import LayerNorms
+from tfaccel.step.memory.need import Need, measured
 from tfaccel.step.merged_results import UsesResultsError
 from tfaccel.step.own_kernels import kernels_on
 from tfaccel.step.predict import Predict
@@ -211,6 +212,10 @@ class Execution:
         self._model, self._step = model, step
         self._found, self._launched = [], Launches(model.steps_per_execution)
 
+    def when_traced(self, tell: Callable[[Need], None]) -> None:
+        """Lets `tell` be called with what a step needs, each time that one has been traced."""
+        self._step.tell = tell
+
     @property
     def xla(self) -> bool:
         """Whether XLA compiles the steps, as far as is known yet: see tfaccel/step/in_xla.py."""
@@ -327,7 +332,13 @@ def _collected(launches: Iterable[dict]) -> tuple[dict | None, list]:
 
 
 class _Step:
-    """A training or test step over this process's replicas, as a function of a batch."""
+    """A training or test step over this process's replicas, as a function of a batch.
+
+    Attributes:
+      tell: is called with the step's need of memory when it has been traced; None to measure none.
+    """
+
+    tell: Callable[[Need], None] | None = None
 
     def __init__(
         self,
@@ -629,7 +640,8 @@ class _Step:
         settings = padded or self._config.zero_weight_is_padding, make_batch
         key = "plain", *settings
         if key not in self._made:
-            plain = self._compile(self._make(*settings, xla=False), xla=False)
+            plain = self._make(*settings, xla=False)
+            plain = self._compile(plain, of_launch=make_batch is not None, xla=False)
             self._made[key] = alike(plain, self._plain_numbers)
         return self._made[key]
 
@@ -637,7 +649,8 @@ class _Step:
         settings = padded or self._config.zero_weight_is_padding, make_batch
         key = *settings, str(self._rows_of_all) if self._asks_rows else None
         if key not in self._made:
-            self._made[key] = alike(self._compile(self._make(*settings)), self._numbers)
+            made = self._compile(self._make(*settings), of_launch=make_batch is not None)
+            self._made[key] = alike(made, self._numbers)
         return self._made[key]
 
     def _make(
@@ -713,12 +726,15 @@ class _Step:
             )
         return replica_steps.from_deferred(whole, make_batch, trains=self.trains)
 
-    def _compile(self, made: Callable, *, xla: bool | None = None) -> Callable:
+    def _compile(self, made: Callable, *, of_launch: bool, xla: bool | None = None) -> Callable:
         xla = self.choice.on if xla is None else xla
         made = waits.traced(made, self._name, xla=xla)
         is_compiled = xla and not self.several
         if is_compiled:
             made = in_xla.checked(made, on_gpu=self._replicas[0].is_gpu)
+        if self.tell is not None:
+            how = {"xla": xla, "replicas": self._replicas, "of_launch": of_launch}
+            made = measured(made, self.tell, **how)
         compile_ = functools.partial(
             tf.function,
             autograph=False,

@@ -44,6 +44,7 @@ from tfaccel.step import padding
 from tfaccel.step.finite import FINE
 from tfaccel.step.labels import REFUSED, beyond, sentence
 from tfaccel.step.loss_scale import is_log
+from tfaccel.training import memory_forecast
 from tfaccel.training.callbacks.ahead import Ahead, can_be_ahead, silenced, with_attributes
 from tfaccel.training.callbacks.beats import Beats
 from tfaccel.training.callbacks.early_stopping import never_best
@@ -53,7 +54,7 @@ from tfaccel.training.callbacks.keras_writers import of_this_worker
 from tfaccel.training.callbacks.loss_scale import LossScale
 from tfaccel.training.callbacks.replica_audit import ReplicaAudit
 from tfaccel.training.callbacks.trained_weights import TrainedWeights
-from tfaccel.training.memory_plan import explained
+from tfaccel.training.memory_errors import explained
 from tfaccel.training.own_scaling import misfit, unscaled
 from tfaccel.training.resume import flat, from_checkpoint
 
@@ -112,6 +113,7 @@ def extend(
 
     for wrap in (fit, evaluate, predict, train_on_batch, test_on_batch, predict_on_batch):
         _wrap(model, wrap.__name__, wrap, config, guard)
+    memory_forecast.watch(model, config)
     replicas = local_replicas(model.distribute_strategy)
     several = replicas[0].num_replicas > 1
     model.reset_metrics = functools.partial(reset_metrics, model, replicas)

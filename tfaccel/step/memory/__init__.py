@@ -1,0 +1,1 @@
+"""How much memory a step will need, estimated from its trace before XLA compiles it."""
