@@ -235,7 +235,7 @@ def _new_state(optimizer, packed: _Packed, weight, name: str) -> State:
         ]
     index = optimizer._get_variable_index(weight)
     states = packed.states.setdefault(index, [])
-    number = index * len(_MOMENTS) + len(states)
+    number = index * len(_MOMENTS) + list(_MOMENTS).index(name)
 
     def bits(num: int) -> tf.Tensor:
         return packed.bits(num, (num_updates(optimizer), number))
@@ -246,14 +246,16 @@ def _new_state(optimizer, packed: _Packed, weight, name: str) -> State:
 
 
 def _convert(optimizer, packed: _Packed) -> None:
-    """Makes the states of a built optimizer again, as they are to be stored now."""
+    """Makes the states of a built optimizer again, where they are stored in another way now."""
     packed.states.clear()
     for name, (attribute, _) in _STATES[type(optimizer)].items():
         states = getattr(optimizer, attribute, None) or []
         for index, old in enumerate(states):
             weight = optimizer._trainable_variables[index]
-            fits = packed.codec is not None and packed.fits(weight)
-            if old is None or not (fits or isinstance(old, State)):
+            wanted = packed.codec if packed.codec and packed.fits(weight) else None
+            if old is None or wanted is getattr(old, "codec", None):
+                if isinstance(old, State):
+                    packed.states.setdefault(index, []).append(old)
                 continue
             value = tf.convert_to_tensor(old)
             states[index] = new = optimizer.add_variable_from_reference(weight, name=name)

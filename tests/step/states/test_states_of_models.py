@@ -108,22 +108,26 @@ def test_large_weights_have_small_states(dtype, caplog):
     assert f"as {dtype} in 0.0 in place of 0.1 MiB" in told
 
 
-def test_embeddings_are_float32_with_8_bits_alone():
-    def make():
-        return keras.Sequential(
-            [
-                keras.Input((3,), dtype="int32"),
-                layers.Embedding(500, 16, name="table"),
-                layers.Flatten(),
-                layers.Dense(100, name="logits"),
-            ]
-        )
+class Words(keras.Model):
+    """A model that makes its weights in its first step, after it is compiled."""
 
-    found = []
+    def __init__(self):
+        super().__init__()
+        keras.utils.set_random_seed(7)
+        self.table, self.logits = layers.Embedding(500, 16, name="table"), layers.Dense(20)
+        self.wide = layers.Dense(256, "relu", name="wide")
+
+    def call(self, words):
+        return self.logits(self.wide(self.table(words)[:, 0]))
+
+
+def test_embeddings_are_float32_with_8_bits_alone():
     for dtype in DTYPES[1:]:
-        model = ready(dtype, make=make)
-        found.append(dtypes_of(model)["table/embeddings"][0])
-    assert found == ["bfloat16", "float32"]
+        model = model_of(dtype, make=Words)
+        model.fit(np.arange(32).reshape(16, 2), Y[:16], **FIT)
+        shapes = {each.shape for each in states_of(model) if each.codec is not None}
+        table = {(500, 16)} if dtype == "bfloat16" else set()
+        assert shapes == {(16, 256), (256, 20)} | table
 
 
 @FEWER
@@ -140,8 +144,8 @@ def test_the_loss_is_that_of_float32(dtype):
 def test_two_replicas_are_equal_and_train_as_one(dtype):
     """The batch has two parts on each replica."""
     _, wanted = on_one_replica(dtype)
-    model, losses = trained(dtype, 2, epochs=10, step={"accumulation_steps": 2})
-    np.testing.assert_allclose(losses, wanted, rtol=0.01)
+    model, losses = trained(dtype, 2, epochs=3, step={"accumulation_steps": 2})
+    np.testing.assert_allclose(losses, wanted[:3], rtol=2e-3)
     Audit(model).check(when="at the end")
     for each in model.optimizer.variables:
         one, other = each.value.values
@@ -149,16 +153,16 @@ def test_two_replicas_are_equal_and_train_as_one(dtype):
     assert any(np.any(each) for each in values_of(model))
 
 
-def test_replicas_whose_states_differ_are_found_and_made_equal(caplog):
-    for dtype in DTYPES[1:]:
-        model = ready(dtype, num_replicas=2)
-        part = next(each for each in states_of(model) if each.codec is not None).parts[0]
-        for number, own in enumerate(part.value.values):
-            own.assign(tf.fill(own.shape, tf.cast(number + 5, own.dtype)))
-        Audit(model).make_equal()
-        assert any(f"different values of {part.path}" in each for each in caplog.messages)
-        for own in part.value.values:
-            assert np.all(own.numpy() == 5)
+@pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=SLOW), "8bit"])
+def test_replicas_whose_states_differ_are_found_and_made_equal(dtype, caplog):
+    model = ready(dtype, num_replicas=2)
+    part = next(each for each in states_of(model) if each.codec is not None).parts[0]
+    for number, own in enumerate(part.value.values):
+        own.assign(tf.fill(own.shape, tf.cast(number + 5, own.dtype)))
+    Audit(model).make_equal()
+    assert any(f"different values of {part.path}" in each for each in caplog.messages)
+    for own in part.value.values:
+        assert np.all(own.numpy() == 5)
 
 
 @pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=SLOW), "8bit"])
@@ -268,6 +272,9 @@ def test_stock_keras_loads_the_file_and_a_loaded_model_is_converted(dtype, built
     with built[dtype].distribute_strategy.scope():
         loaded = keras.models.load_model(tmp_path / "model.keras")
     compile_again(loaded, dtype, loaded.loss)
+    assert [each.codec for each in states_of(loaded)] == [
+        each.codec for each in states_of(built[dtype])
+    ]
     for found, wanted in zip(values_of(loaded), values_of(built[dtype]), strict=True):
         np.testing.assert_array_equal(found, wanted)
 
@@ -277,7 +284,7 @@ def test_an_optimizer_that_is_compiled_again_keeps_its_states(dtype, built):
     model = built[dtype]
     before = [each.path for each in model.optimizer.variables]
     values = values_of(model)
-    for wanted in (dtype, "float32", dtype):
+    for wanted in (dtype, "float32", dtype, dtype):
         compile_again(model, wanted, model.loss)
         assert {each.codec and each.codec.name for each in states_of(model)} == (
             {None} if wanted == "float32" else {wanted, None}

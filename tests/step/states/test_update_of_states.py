@@ -15,6 +15,7 @@ from tfaccel.step.states.blockwise import BLOCK, code_book
 from tfaccel.step.states.codecs import CODECS
 from tfaccel.step.states.rounding import random_bits
 
+NUMBERS = {"m": 0, "v": 1, "v_hat": 2}  # of the states of the first weight
 SEED, SIZE, STEPS, RATE, EPSILON = 11, 600, 4, 0.01, 1e-7
 
 
@@ -98,11 +99,11 @@ OPTIMIZERS = {
     "amsgrad": (
         amsgrad,
         lambda: keras.optimizers.Adam(RATE, amsgrad=True),
-        ("m", "v", "v_hat"),
+        NUMBERS,
     ),
     "Nadam": (nadam, lambda: keras.optimizers.Nadam(RATE), "mv"),
     "Lamb": (lamb, lambda: keras.optimizers.Lamb(RATE), "mv"),
-    "RMSprop": (rms_prop, lambda: keras.optimizers.RMSprop(RATE, momentum=0.8), "vm"),
+    "RMSprop": (rms_prop, lambda: keras.optimizers.RMSprop(RATE, momentum=0.8), "mv"),
     "Lion": (lion, lambda: keras.optimizers.Lion(RATE), "m"),
     "SGD": (sgd, lambda: keras.optimizers.SGD(RATE, momentum=0.9, nesterov=True), "m"),
 }
@@ -135,7 +136,7 @@ def gradients():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "8bit"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_update_is_that_of_the_reference(name, dtype):
-    reference_step, make, order = OPTIMIZERS[name]
+    reference_step, make, kinds = OPTIMIZERS[name]
     optimizer, step = make(), 0
     start = np.random.default_rng(0).normal(size=SIZE).astype("float32")
     weight = keras.Variable(start.reshape(30, 20), name="kernel")
@@ -148,7 +149,7 @@ def test_an_update_is_that_of_the_reference(name, dtype):
 
     def store(kept, values):
         if dtype == "bfloat16":
-            return rounded(values, key=(SEED, step, list(order).index(kept)))
+            return rounded(values, key=(SEED, step, NUMBERS[kept]))
         return in_blocks(values, is_signed=kept == "m") if dtype == "8bit" else values
 
     reference = Reference(start, store)
@@ -168,7 +169,7 @@ def test_an_update_is_that_of_the_reference(name, dtype):
     assert {str(each.dtype) for each in states} <= {
         "float32": {"float32"}, "bfloat16": {"bfloat16"}, "8bit": {"uint8", "float32"}
     }[dtype]  # fmt: skip
-    assert len(states) == len(order) * (2 if dtype == "8bit" else 1)
+    assert len(states) == len(kinds) * (2 if dtype == "8bit" else 1)
 
 
 def test_a_state_that_is_not_assigned_is_not_rounded_again():

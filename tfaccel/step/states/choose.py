@@ -45,10 +45,14 @@ def set_states(model: keras.Model, state_dtype: str) -> None:
     else:
         for each in optimizers:
             _check(each, state_dtype)
-    exempt = _embeddings(model) if state_dtype == EIGHT_BIT else set()
     seed = global_seed()
+
+    def fits(weight) -> bool:
+        is_exempt = state_dtype == EIGHT_BIT and _is_of_embedding(weight, model)
+        return _is_large(weight) and not is_exempt
+
     settings = {
-        "fits": lambda weight: _is_large(weight) and id(weight) not in exempt,
+        "fits": fits,
         "bits": lambda num, key: random_bits(num, key=(seed, *key)),
     }
     for each in wrapped if optimizers else ():
@@ -56,7 +60,7 @@ def set_states(model: keras.Model, state_dtype: str) -> None:
     for each in optimizers:
         pack(each, CODECS.get(state_dtype), **settings)
         if state_dtype != FLOAT32:
-            _tell(each, model, state_dtype, settings["fits"])
+            _tell(each, model, state_dtype, fits)
 
 
 def _check(optimizer, state_dtype: str) -> None:
@@ -75,14 +79,16 @@ def _check(optimizer, state_dtype: str) -> None:
         )
 
 
-def _embeddings(model) -> set[int]:
-    """Returns the ids of the weights of embeddings, some rows of which are updated rarely."""
+def _is_of_embedding(weight, model) -> bool:
+    """Returns whether a weight is that of an embedding, some rows of which change rarely."""
+    # Looked up late, because a subclassed model makes its weights after it is compiled.
     layers = [each for each in layers_of(model) if isinstance(each, keras.layers.Embedding)]
-    return {id(each) for layer in layers for each in layer.weights}
+    return any(each is weight for layer in layers for each in layer.weights)
 
 
 def _is_large(weight) -> bool:
-    return weight.dtype == "float32" and math.prod(weight.shape) >= SMALLEST
+    is_of_keras = isinstance(weight, keras.Variable)  # a plain `tf.Variable` may be trained, too
+    return is_of_keras and weight.dtype == "float32" and math.prod(weight.shape) >= SMALLEST
 
 
 def _tell(optimizer, model, state_dtype: str, fits: Callable) -> None:
