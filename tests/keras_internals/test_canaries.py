@@ -48,7 +48,11 @@ from tensorflow.compiler.tf2xla.python import xla
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import distribute_lib
-from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceStrategy
+from tensorflow.python.distribute.collective_all_reduce_strategy import (
+    CollectiveAllReduceExtended,
+    CollectiveAllReduceStrategy,
+)
+from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 from tensorflow.python.distribute.values import DistributedVariable
 from tensorflow.python.eager import context, record
 from tensorflow.python.eager.polymorphic_function import concrete_function, function_context
@@ -227,6 +231,24 @@ def _():
     forgotten = [each is other for each, other in zip(optimizer.variables, others, strict=True)]
     optimizer._variables.insert(0, first)
     return all(forgotten) and optimizer.variables[0] is first
+
+
+@canary(
+    "CollectiveAllReduceExtended._get_variable_creator_initial_value",
+    "is what a scope calls, and may be that of MirroredExtended",
+)
+def _(monkeypatch):
+    strategy, name = CollectiveAllReduceStrategy(), "_get_variable_creator_initial_value"
+    own, seen = getattr(MirroredExtended, name), []
+
+    def note(extended, replica_id, device, primary_var, **kwargs):
+        seen.append(replica_id)
+        return own(extended, replica_id, device, primary_var, **kwargs)
+
+    monkeypatch.setattr(CollectiveAllReduceExtended, name, note)
+    with strategy.scope():
+        variable = keras.Variable(np.uint8([3]), dtype="uint8")
+    return seen == [0] and variable.numpy() == 3
 
 
 @canary("Optimizer.add_variable_from_reference", "is an instance's attribute that makes each state")

@@ -18,9 +18,12 @@ from collections.abc import Callable, Iterator
 
 import keras
 import tensorflow as tf
+from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 
 from tfaccel.keras_internals.model_view import every_optimizer, optimizers_of
 from tfaccel.keras_internals.optimizers import num_updates
+from tfaccel.keras_internals.patching import patched
 
 # The attribute that has a state of all weights, by what Keras calls the state; and whether its
 # values may be negative. Averages of weights and sums of gradients are no states.
@@ -228,7 +231,8 @@ def _new_state(optimizer, packed: _Packed, weight, name: str) -> State:
     is_signed = _STATES[type(optimizer)][name][1]
     wanted = packed.codec.parts(weight.shape, is_signed=is_signed)
     prefix = f"{weight.path.replace('/', '_')}_{name}"  # as Keras names it
-    with optimizer._distribution_strategy.extended.colocate_vars_with(weight.value):
+    colocated = optimizer._distribution_strategy.extended.colocate_vars_with(weight.value)
+    with colocated, _same_on_all_workers():
         parts = [
             optimizer.add_variable(each.shape, dtype=each.dtype, name=prefix + each.suffix)
             for each in wanted
@@ -243,6 +247,16 @@ def _new_state(optimizer, packed: _Packed, weight, name: str) -> State:
     path = parts[0].path.removesuffix(wanted[0].suffix)
     states.append(State(path, tuple(weight.shape), packed.codec, is_signed, parts, bits))
     return states[-1]
+
+
+def _same_on_all_workers() -> contextlib.AbstractContextManager:
+    """Within the context, new variables of several workers have the initial value of their worker.
+
+    TensorFlow would send that of the first worker, but its collective takes neither bfloat16 nor
+    uint8. The value is 0 on all of them.
+    """
+    name = "_get_variable_creator_initial_value"
+    return patched(CollectiveAllReduceExtended, name, getattr(MirroredExtended, name))
 
 
 def _convert(optimizer, packed: _Packed) -> None:
