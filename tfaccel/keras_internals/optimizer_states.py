@@ -13,7 +13,6 @@ A codec is one of tfaccel/step/states/codecs.py.
 import contextlib
 import dataclasses
 import functools
-import weakref
 from collections.abc import Callable, Iterator
 
 import keras
@@ -149,12 +148,13 @@ class _Packed:
         return [state for of_weight in self.states.values() for state in of_weight]
 
 
-_PACKED = weakref.WeakKeyDictionary()  # from an optimizer to its _Packed
+_ATTRIBUTE = "_tfaccel_states"  # of an optimizer that was packed: its _Packed
 
 
 def packed_by(optimizer):
     """Returns the codec that stores an optimizer's states; None for Keras's own variables."""
-    return _PACKED[optimizer].codec if optimizer in _PACKED else None
+    packed = vars(optimizer).get(_ATTRIBUTE)
+    return packed and packed.codec
 
 
 def states_of(model) -> list[State]:
@@ -187,10 +187,10 @@ def pack(optimizer, codec, *, fits: Callable, bits: Callable) -> None:
       bits: makes random bits, `bits(num_values, key)`; the key is the number of updates and the
         number of the state. So all replicas draw alike, and each update draws anew.
     """
-    if optimizer not in _PACKED:
-        _PACKED[optimizer] = _Packed()
-        _replace_methods(optimizer, _PACKED[optimizer])
-    packed = _PACKED[optimizer]
+    if _ATTRIBUTE not in vars(optimizer):
+        vars(optimizer)[_ATTRIBUTE] = _Packed()  # past Keras's tracking of attributes
+        _replace_methods(optimizer, vars(optimizer)[_ATTRIBUTE])
+    packed = vars(optimizer)[_ATTRIBUTE]
     packed.codec, packed.fits, packed.bits = codec, fits, bits
     if optimizer.built:
         _convert(optimizer, packed)
@@ -295,8 +295,8 @@ def _put_in_place(optimizer, old: list, new: list) -> None:
 
 def _as_keras_keeps(optimizer) -> list:
     """Returns the variables in Keras's order, with a `State` for the variables that it has."""
-    packed = [_PACKED[each] for each in optimizers_of(optimizer) if each in _PACKED]
-    states = [state for each in packed for state in each.all()]
+    packed = [vars(each).get(_ATTRIBUTE) for each in optimizers_of(optimizer)]
+    states = [state for each in packed if each is not None for state in each.all()]
     by_part = {id(part): each for each in states for part in each.parts}
     found = [by_part.get(id(each), each) for each in optimizer.variables]
     return list({id(each): each for each in found}.values())

@@ -4,6 +4,9 @@ The reference rounds its states as they are stored: by the same random bits, or 
 whole code book.
 """
 
+import gc
+import weakref
+
 import keras
 import numpy as np
 import pytest
@@ -183,3 +186,18 @@ def test_a_state_that_is_not_assigned_is_not_rounded_again():
         assert tf.reduce_sum(tf.convert_to_tensor(state)) == 0
     with pytest.raises(ZeroDivisionError), state.open():
         state.assign(tf.ones((30, 20)))
+
+
+def packed_optimizer():
+    """One that is packed, and whose `fits` refers to it, as that of a model does."""
+    optimizer = keras.optimizers.Adam()
+    fits = lambda _: optimizer is not None  # noqa: E731
+    pack(optimizer, CODECS["8bit"], fits=fits, bits=lambda num, key: None)
+    optimizer.build([keras.Variable(np.ones((30, 20)))])
+    return optimizer
+
+
+def test_an_optimizer_that_is_no_longer_used_is_freed():
+    found = weakref.ref(packed_optimizer())
+    gc.collect()
+    assert found() is None
