@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfaccel.step.states.blockwise import BLOCK, code_book, dequantized, num_blocks, quantized
+from tfaccel.step.states.blockwise import (
+    BLOCK,
+    _neighbours,
+    code_book,
+    dequantized,
+    num_blocks,
+    quantized,
+)
 
 SIGNS = pytest.mark.parametrize("is_signed", [True, False])
 
@@ -92,6 +99,15 @@ def test_the_errors_are_those_of_bitsandbytes(draw, is_signed, absolute, relativ
     assert np.mean(error / (np.abs(values) + 1e-8)) < relative
     largest = np.repeat(np.abs(stored[1]), BLOCK)
     assert np.max(error / largest) <= (0.9 / 64 if is_signed else 0.9 / 128) / 2 + 1e-6
+
+
+@SIGNS
+def test_a_bucket_has_two_neighbours_at_most(is_signed):
+    """The next bucket begins at the same number or at the next one."""
+    places, means = _neighbours(is_signed=is_signed)
+    assert set(np.diff(places)) == {0, 1}
+    assert places[0] == 0
+    assert len(means) == places[-1] + 1 == (129 if is_signed else 256)
 
 
 def test_what_is_stored_twice_stays_the_same():

@@ -73,18 +73,42 @@ def code_book(*, is_signed: bool) -> np.ndarray:
 
 
 def _nearest(units: tf.Tensor, *, is_signed: bool) -> tf.Tensor:
-    """Returns the place of the nearest number in the code book, int32.
+    """Returns the place of the nearest number in the code book, int32, for values from -1 to 1.
 
-    A binary search among the 255 numbers between two neighbours. XLA makes one kernel of it.
-    (Its own `tf.searchsorted` compares each value with each number.)
+    The upper 16 bits of a float32 leave a choice of two neighbours, and a comparison with their
+    mean decides. (By a binary search, a step of two dense layers of 1,024 took 272 ms and not 130,
+    with XLA on two busy CPU cores, 2026-11-30. XLA's own `tf.searchsorted` compares each value with
+    each number.)
+    """
+    candidates, means = _neighbours(is_signed=is_signed)
+    sizes = tf.abs(units)
+    upper = tf.bitwise.right_shift(tf.bitcast(sizes, tf.uint32), tf.constant(16, tf.uint32))
+    bucket = tf.clip_by_value(tf.cast(upper, tf.int32) - _FIRST, 0, len(candidates) - 1)
+    place = tf.gather(tf.constant(candidates), bucket)
+    place += tf.cast(sizes > tf.gather(tf.constant(means), place), tf.int32)
+    if not is_signed:
+        return place
+    zero = 127  # the place of 0. There is no -1, so its place is that of the next number.
+    return tf.where(units < 0, zero - tf.minimum(place, zero), zero + place)
+
+
+_FIRST = int(np.float32(2.0**-23).view(np.uint32) >> 16)  # below it, 0 is the nearest
+_LAST = int(np.float32(1).view(np.uint32) >> 16)
+
+
+@functools.cache
+def _neighbours(*, is_signed: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the tables of `_nearest`, for the numbers of the code book from 0 on.
+
+    The first has the place of the number nearest to the smallest float32 of each bucket. The second
+    has the mean of each number and the next, and infinity after the last.
     """
     book = code_book(is_signed=is_signed).astype(np.float64)
-    between = tf.constant(((book[:-1] + book[1:]) / 2).astype(np.float32))
-    place = tf.zeros_like(units, tf.int32)
-    for step in (128, 64, 32, 16, 8, 4, 2, 1):
-        is_above = tf.gather(between, place + (step - 1)) < units
-        place += tf.where(is_above, step, 0)
-    return place
+    book = book[book >= 0]
+    means = ((book[:-1] + book[1:]) / 2).astype(np.float32)
+    smallest = (np.arange(_FIRST, _LAST + 1, dtype=np.uint32) << 16).view(np.float32)
+    places = np.searchsorted(means, smallest).astype(np.int32)
+    return places, np.append(means, np.float32(np.inf))
 
 
 def _in_blocks(values: tf.Tensor) -> tf.Tensor:

@@ -1,9 +1,9 @@
 """Rounds float32 to bfloat16 at random, so that small updates are not lost.
 
 A state in bfloat16 has 8 bits of precision. To the nearest, a second moment v with beta_2 = 0.999
-would never change: v + 0.001 * (g**2 - v) is nearer to v than to any other number. So the number
-above or below is chosen at random, and the nearer one is the more probable. The mean is exact
-(stochastic rounding; Gupta et al. 2015, arXiv:1502.02551).
+would not fall when gradients become smaller: v - 0.001 * v is nearer to v than to any other number.
+So the number above or below is chosen at random, and the nearer one is the more probable. The mean
+is exact (stochastic rounding; Gupta et al. 2015, arXiv:1502.02551).
 
     bits = random_bits(1000, key=(seed, step, 7))
     rounded = to_bfloat16(values, bits)                 # of 1000 values
