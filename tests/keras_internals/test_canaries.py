@@ -48,7 +48,11 @@ from tensorflow.compiler.tf2xla.python import xla
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import distribute_lib
-from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceStrategy
+from tensorflow.python.distribute.collective_all_reduce_strategy import (
+    CollectiveAllReduceExtended,
+    CollectiveAllReduceStrategy,
+)
+from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 from tensorflow.python.distribute.values import DistributedVariable
 from tensorflow.python.eager import context, record
 from tensorflow.python.eager.polymorphic_function import concrete_function, function_context
@@ -188,6 +192,80 @@ def _(monkeypatch):
     variable = keras.Variable([1.0])
     keras.optimizers.SGD(1.0).apply([tf.constant([1.0])], [variable])
     return variable.numpy() == -1
+
+
+@canary("Adam._momentums, ._velocities and ._velocity_hats", "are what an update reads and assigns")
+def _():
+    class Moment:  # as tfaccel/keras_internals/optimizer_states.py puts one into a list
+        dtype = "float32"
+
+        def __init__(self):
+            self.value = tf.zeros(1)
+
+        def __tf_tensor__(self, dtype=None, name=None):
+            return self.value
+
+        def assign(self, value):
+            self.value = value
+
+        def assign_add(self, value):
+            self.value += value
+
+    optimizer, variable = keras.optimizers.Adam(0.5, amsgrad=True), keras.Variable([1.0])
+    optimizer.build([variable])
+    kept = [optimizer._momentums, optimizer._velocities, optimizer._velocity_hats]
+    for states in kept:
+        states[0] = Moment()
+    optimizer.apply([tf.constant([4.0])], [variable])
+    found = [float(states[0].value[0]) for states in kept]
+    np.testing.assert_allclose(found, [0.4, 0.016, 0.016], rtol=1e-5)
+    return abs(float(variable.numpy()[0]) - 0.5) < 1e-3
+
+
+@canary("Optimizer._variables and ._tracker", "are the variables in order, and what forgets one")
+def _():
+    optimizer = keras.optimizers.Adam()
+    optimizer.build([keras.Variable([1.0])])
+    first, *others = optimizer.variables
+    optimizer._tracker.untrack(first)
+    forgotten = [each is other for each, other in zip(optimizer.variables, others, strict=True)]
+    optimizer._variables.insert(0, first)
+    return all(forgotten) and optimizer.variables[0] is first
+
+
+@canary(
+    "CollectiveAllReduceExtended._get_variable_creator_initial_value",
+    "is what a scope calls, and may be that of MirroredExtended",
+)
+def _(monkeypatch):
+    strategy, name = CollectiveAllReduceStrategy(), "_get_variable_creator_initial_value"
+    own, seen = getattr(MirroredExtended, name), []
+
+    def note(extended, replica_id, device, primary_var, **kwargs):
+        seen.append(replica_id)
+        return own(extended, replica_id, device, primary_var, **kwargs)
+
+    monkeypatch.setattr(CollectiveAllReduceExtended, name, note)
+    with strategy.scope():
+        variable = keras.Variable(np.uint8([3]), dtype="uint8")
+    return seen == [0] and variable.numpy() == 3
+
+
+@canary("Optimizer.add_variable_from_reference", "is an instance's attribute that makes each state")
+def _():
+    optimizer, names = keras.optimizers.Adam(use_ema=True), []
+    own = optimizer.add_variable_from_reference
+
+    def note(reference_variable, name=None, initializer="zeros"):
+        names.append(
+            (name, optimizer._get_variable_index(reference_variable) if name[0] != "a" else 0)
+        )
+        return own(reference_variable, name=name, initializer=initializer)
+
+    optimizer.add_variable_from_reference = note
+    optimizer.build([keras.Variable([1.0]), keras.Variable([2.0])])
+    moments = [(name, index) for index in range(2) for name in ("momentum", "velocity")]
+    return names == [("average", 0), ("average", 0), *moments]
 
 
 @canary("LossScaleOptimizer.dynamic_scale", "is the variable that an overflow halves")

@@ -93,12 +93,12 @@ def deciding(config: Config) -> dict[str, object]:
     The data are compared in another place, by what was found in the files. The number of replicas
     and all settings that change only speed may differ. The number of epochs may differ unless the
     learning rate depends on it. The layers that compute in float32 may differ, because a change
-    there may repair the run.
+    there may repair the run. Optimizer states are converted if their dtype differs.
     """
     free = {
         "runtime": {"gpu_ids", "memory", "compile_cache", "peer_timeout_s", "allow_public_network"},
         "model": {"weights", "weights_order", "new_layers"},
-        "step": {"audit_steps", "nonfinite", "max_rollbacks"},
+        "step": {"audit_steps", "nonfinite", "max_rollbacks", "state_dtype"},
         "train": {"steps_per_execution"},
     }
     if config.train.decay in ("constant", "step"):

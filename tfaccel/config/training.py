@@ -285,6 +285,13 @@ class StepConfig:
     next. Names of layers, e.g. "block2_*,block3_*": these layers. A number: as little as keeps the
     activations below so many MiB for each replica, e.g. 4096. None: nothing. The results are
     equal. Each image takes up to a third more time, but the same memory holds a larger batch."""
+    state_dtype: str = "float32"
+    """How the optimizer keeps its moments (states), to save memory. "float32": as Keras keeps them.
+    "bfloat16": half the bytes, rounded at random so that small updates are not lost. "8bit": a
+    quarter of the bytes, quantized in blocks of 256 values (Dettmers et al. 2022,
+    arXiv:2110.02861). Updates are computed in float32. The states of weights with fewer than 4,096
+    values stay in float32; with "8bit" those of embeddings, too. For Adam, AdamW, Nadam, LAMB,
+    RMSprop, Lion and SGD with momentum."""
     reductions: str = "all_replicas"
     """What a sum, mean or other reduction over rows covers in your own losses, layers and steps.
     "all_replicas": the rows of all replicas, as one device computes it. "own_replica": the rows of
@@ -345,6 +352,7 @@ class StepConfig:
         check_flag("sync_batchnorm", self.sync_batchnorm)
         check_int("accumulation_steps", self.accumulation_steps, at_least=1)
         object.__setattr__(self, "remat", _remat(self.remat))
+        check_choice("state_dtype", self.state_dtype, ("float32", "bfloat16", "8bit"))
         check_choice("reductions", self.reductions, ("all_replicas", "own_replica"))
         check_choice("allreduce_dtype", self.allreduce_dtype, ("own", "float16", "bfloat16"))
         object.__setattr__(self, "loss_scale", _loss_scale(self.loss_scale))

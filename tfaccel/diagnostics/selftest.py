@@ -12,7 +12,8 @@ The figures and their limits:
   "weights": the largest difference of a weight at the end, relative to the largest change of a
     weight in the reference. So a wrong update shows even if the weights are large.
   Sums in another order differ by rounding. SMALL is the limit for the steps below, by the mantissa
-  of the precision. The limit is 0 for values that must be equal, such as those of the replicas.
+  of the precision. Optimizer states of fewer bytes are rounded, too: STATES has their limits. The
+  limit is 0 for values that must be equal, such as those of the replicas.
 """
 
 import contextlib
@@ -46,6 +47,7 @@ from tfaccel.training.workdir import write_json
 log = logging.getLogger("tfaccel")
 
 SMALL = {"float32": 1e-3, "mixed_float16": 3e-2, "mixed_bfloat16": 1e-1}
+STATES = {"bfloat16": 5e-3, "8bit": 2e-2}
 ALONE = Cluster()  # of one worker
 ROWS_PER_REPLICA = 16
 SHORT, LONG = 10, 200  # steps
@@ -189,6 +191,11 @@ def _checks(trainer: "_Trainer") -> Iterator[tuple[str, float, float]]:
     config = StepConfig(accumulation_steps=4)
     one, several = trainer.both("plain", config=config)
     yield "weights, accumulation in a step", _difference(several, one), small
+
+    for dtype, rounding in STATES.items():
+        one, several = trainer.both("plain", config=StepConfig(state_dtype=dtype))
+        yield f"weights, states in {dtype}", _difference(several, one), max(small, rounding)
+        yield f"replicas differ, states in {dtype}", _num_different(several.model), 0
 
     config, lacking = StepConfig(sync_batchnorm=True), ROWS_PER_REPLICA - 1
     one, several = trainer.both("norm", make=_with_batch_norm, config=config, rows_less=lacking)

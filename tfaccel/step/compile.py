@@ -38,6 +38,7 @@ from tfaccel.keras_internals.variables import adopt
 from tfaccel.runtime import xla_flags
 from tfaccel.step import metrics, mixing, padding
 from tfaccel.step.functions import set_functions
+from tfaccel.step.states.choose import set_states
 
 log = logging.getLogger("tfaccel")
 
@@ -96,6 +97,7 @@ def compile_model(
         for each in every_optimizer(model):
             _adopt(each, strategy)
         _give_scales(model, config if adds_scales else None)
+        set_states(model, config.state_dtype)
     batch_norm.convert_back(model)
     if config.sync_batchnorm and num_replicas > 1:
         layers = batch_norm.convert(model)

@@ -31,6 +31,7 @@ from tfaccel.keras_internals.model_view import (
 )
 from tfaccel.keras_internals.variables import components
 from tfaccel.runtime.agreement import of_workers
+from tfaccel.training.checkpoint.state_dtypes import converted
 
 log = logging.getLogger("tfaccel")
 
@@ -74,7 +75,7 @@ def put_variables(
 
     Args:
       model: built and compiled like the model that was saved.
-      arrays: from `variables`.
+      arrays: from `variables`. Optimizer states that are kept in another dtype are converted.
       keep: the name of a variable that is not assigned; None to assign all.
       anew: whether the model now trains other weights, so that the optimizer stays as it is built.
 
@@ -88,6 +89,8 @@ def put_variables(
         of_optimizers = ids_of_optimizers(model)
         ours = [each for each in ours if id(each) not in of_optimizers]
         theirs = dict(list(theirs.items())[: len(ours)])
+    else:
+        theirs = converted(model, theirs)
     if len(ours) != len(theirs):
         raise UserError(
             f"the checkpoint has {len(theirs)} variables, but this model and its optimizer have "

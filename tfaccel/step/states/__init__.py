@@ -1,0 +1,1 @@
+"""Optimizer states of fewer bytes than float32."""
