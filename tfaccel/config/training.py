@@ -285,6 +285,12 @@ class StepConfig:
     next. Names of layers, e.g. "block2_*,block3_*": these layers. A number: as little as keeps the
     activations below so many MiB for each replica, e.g. 4096. None: nothing. The results are
     equal. Each image takes up to a third more time, but the same memory holds a larger batch."""
+    shard_states: bool = False
+    """Keep the states of optimizers, such as Adam's momenta, in slices: each replica keeps and
+    updates its own one, and the new weights are gathered after each update (ZeRO stage 1). With N
+    replicas each needs 1/N of the memory for these states, and another 1/N of that of the weights.
+    The results are equal. For optimizers that compute each value by itself: SGD, Adam, AdamW,
+    RMSprop, Adagrad, Adadelta, Adamax, Nadam, Ftrl and Lion."""
     reductions: str = "all_replicas"
     """What a sum, mean or other reduction over rows covers in your own losses, layers and steps.
     "all_replicas": the rows of all replicas, as one device computes it. "own_replica": the rows of
@@ -345,6 +351,7 @@ class StepConfig:
         check_flag("sync_batchnorm", self.sync_batchnorm)
         check_int("accumulation_steps", self.accumulation_steps, at_least=1)
         object.__setattr__(self, "remat", _remat(self.remat))
+        check_flag("shard_states", self.shard_states)
         check_choice("reductions", self.reductions, ("all_replicas", "own_replica"))
         check_choice("allreduce_dtype", self.allreduce_dtype, ("own", "float16", "bfloat16"))
         object.__setattr__(self, "loss_scale", _loss_scale(self.loss_scale))

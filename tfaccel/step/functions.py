@@ -682,7 +682,7 @@ class _Step:
             settings["within"] = within
         if self.several:
             settings |= {"make_batch": make_batch, "trains": trains}
-            settings["gradients_as"] = config.gradients_as
+            settings |= {"gradients_as": config.gradients_as, "shards": config.shard_states}
             replicas = self._in_lanes if eagerly else self._replicas
             run = {"run": functools.partial(eager.in_lanes, model)} if eagerly else {}
             steps = [
