@@ -77,6 +77,11 @@ class ShardedState(TensorFlowVariable):
         """
         if not is_distributed(self):
             return super().value
+        self.check_is_here()
+        return self._together(self._value.values)
+
+    def check_is_here(self) -> None:
+        """Raises UserError if other workers have slices of it."""
         if len(self._value.values) < self.num_replicas:
             raise UserError(
                 f"{self.path} is sharded over the replicas of several workers "
@@ -84,7 +89,6 @@ class ShardedState(TensorFlowVariable):
                 "`run.checkpoints`, or, on all workers, compile the model with "
                 "shard_states=False before you save it or read its optimizer"
             )
-        return self._together(self._value.values)
 
     def put(self, whole) -> None:
         """Gives each replica of this process its slice of the whole slot."""
@@ -118,13 +122,19 @@ class ShardedState(TensorFlowVariable):
         """Names the state without its values, which other devices have."""
         return f"<ShardedState path={self.path}, shape={self.shape}, dtype={self.dtype}>"
 
-    # TensorFlow's own checkpoints.
+    # What TensorFlow's own savers ask first.
 
     def _serialize_to_tensors(self):
-        return {"VARIABLE_VALUE": self.value}
+        raise UserError(
+            f"tf.train.Checkpoint cannot hold {self.path}, which is sharded over the replicas "
+            "(StepConfig.shard_states); use model.save or run.checkpoints"
+        )
 
-    def _restore_from_tensors(self, restored_tensors):
-        self.assign(restored_tensors["VARIABLE_VALUE"])
+    def _export_to_saved_model_graph(self, *_args, **_settings):
+        raise UserError(
+            f"tf.saved_model.save cannot hold {self.path}, which is sharded over the replicas "
+            "(StepConfig.shard_states); use model.export or model.save"
+        )
 
 
 @functools.cache
@@ -146,14 +156,6 @@ def _gather(strategy: tf.distribute.Strategy, size: int, dtype: tf.DType):
 def is_sharded(variable) -> bool:
     """Returns whether each replica keeps only a slice of a Keras variable."""
     return isinstance(variable, ShardedState)
-
-
-def whole_values(
-    variables: Iterable[ShardedState], strategy: tf.distribute.Strategy
-) -> Iterator[np.ndarray]:
-    """Yields the values of sharded states, whole. With several workers, every worker must do so."""
-    for each in variables:
-        yield each.gathered(strategy).numpy()
 
 
 def num_bytes_held(variables: Iterable[keras.Variable]) -> int:

@@ -24,6 +24,7 @@ from tfaccel.common.errors import RunError
 from tfaccel.config import StepConfig
 from tfaccel.keras_internals.float32_layers import policy_of
 from tfaccel.keras_internals.replica import local_replicas
+from tfaccel.keras_internals.sharded_states import num_bytes_held
 from tfaccel.process.out_of_memory import asked_bytes, is_out_of_memory, leaves_its_cause_to_the_log
 from tfaccel.runtime.devices import Device
 from tfaccel.runtime.gpu_usage import GpuUsage
@@ -201,7 +202,7 @@ def read_plan(model: keras.Model, text: str, *, trains: bool) -> Plan:
     """
     plan = Plan(
         parameters=bytes_of(model.variables),
-        optimizer=bytes_of(getattr(model.optimizer, "variables", ())),
+        optimizer=num_bytes_held(getattr(model.optimizer, "variables", ())),
         gradients=bytes_of(model.trainable_variables) if trains else 0,
     )
     gpus = _gpus(model)
