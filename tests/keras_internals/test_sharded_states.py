@@ -11,7 +11,7 @@ from keras import layers, optimizers
 
 from tfaccel import UserError
 from tfaccel.config import Config, StepConfig, deciding
-from tfaccel.keras_internals.sharded_states import is_sharded, num_bytes_held
+from tfaccel.keras_internals.sharded_states import ShardedState, is_sharded, num_bytes_held
 from tfaccel.keras_internals.slices import in_slices, own_slice, slice_size, whole_of
 from tfaccel.keras_internals.variables import components
 from tfaccel.step import compile_model
@@ -184,7 +184,7 @@ def test_a_run_may_resume_with_the_option_changed():
     assert deciding(dataclasses.replace(config, step=SHARDED)) == deciding(config)
 
 
-def test_validation_is_by_the_average_and_puts_the_weights_back():
+def test_validation_is_by_the_average_and_puts_the_weights_back(monkeypatch):
     model = small(optimizers.SGD(use_ema=True))
     kernel, average = model.trainable_variables[0], model.optimizer.variables[2]
     model.optimizer.iterations.assign(1)
@@ -200,7 +200,10 @@ def test_validation_is_by_the_average_and_puts_the_weights_back():
     np.testing.assert_array_equal(average.numpy(), averages)
     model.optimizer.finalize_variable_values(model.trainable_variables)  # as `fit` does at its end
     np.testing.assert_array_equal(kernel.numpy(), averages)
-    average.num_replicas = 6  # as if another worker had three
+    monkeypatch.setattr(ShardedState, "is_here", False)  # as if another worker had some, too
+    with averages_of(model):
+        np.testing.assert_array_equal(kernel.numpy(), averages)
+    kernel.assign(kernel + 1)
     with pytest.raises(UserError, match="one worker cannot read it alone"), averages_of(model):
         pass
 

@@ -15,9 +15,11 @@ from keras import layers, optimizers
 from tfaccel.config import StepConfig
 from tfaccel.diagnostics.selftest import SMALL
 from tfaccel.keras_internals.one_replica import as_replica
+from tfaccel.keras_internals.optimizers import scale_rate
 from tfaccel.keras_internals.replica import local_replicas
 from tfaccel.keras_internals.sharded_states import is_sharded, num_bytes_held
 from tfaccel.keras_internals.variables import components
+from tfaccel.step import compile_model
 from tfaccel.step.sharded_update import ShardedWatch
 
 LIMIT = SMALL["float32"]
@@ -217,3 +219,53 @@ def test_a_fit():
 )
 def test_other_fits(make, num_replicas, settings):
     both(make, num_replicas, functools.partial(adamw, clipnorm=0.3), **settings)
+
+
+@pytest.mark.slow
+def test_all_replicas_skip_a_bad_gradient_that_one_of_them_finds_and_name_the_same_layer():
+    x = X.copy()
+    x[12 + 6 : 24, :] = np.inf  # rows of the second replica in the second step
+    codes, ends = [], []
+    for config in (StepConfig(nonfinite="skip"), StepConfig(nonfinite="skip", shard_states=True)):
+        model = compiled(small, 2, optimizer=adamw(), xla=False, loss=loss(), config=config)
+        model.train_function.kept = found = []
+        model.fit(x, Y, epochs=2, **FIT)
+        codes.append(np.concatenate([np.ravel(each) for each in found]).tolist())
+        ends.append(values(model.trainable_variables))
+        assert int(model.optimizer.iterations.numpy()) == 8
+        assert all(np.isfinite(each.numpy()).all() for each in model.optimizer.variables)
+    assert codes[0] == codes[1]
+    assert [index for index, each in enumerate(codes[0]) if each] == [1, 6]
+    assert largest(*ends) < LIMIT * 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("xla", [False, True])
+def test_float16_skips_together_and_two_rates_stay_two(xla):
+    def two_rates(model):
+        optimizer = optimizers.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.3)
+        scale_rate(optimizer, model.layers[0].trainable_variables, 0.1)
+        return optimizer
+
+    keras.config.set_dtype_policy("mixed_float16")
+    found = []
+    try:
+        for shards in (False, True):
+            config = StepConfig(shard_states=shards, loss_scale_initial=2.0**22)
+            strategy = strategy_of(2)
+            with strategy.scope():
+                model = small()
+            start = values(model.trainable_variables)
+            settings = {"optimizer": two_rates(model), "loss": loss()}
+            compile_model(model, strategy, config, xla=xla, **settings)
+            history = model.fit(X, Y, epochs=4, **FIT).history
+            found.append((values(model.trainable_variables), history["skipped_steps"][0]))
+            scales = [each.numpy() for each in components(model.optimizer.dynamic_scale)]
+            assert scales[0] == scales[1] < 2.0**22
+    finally:
+        keras.config.set_dtype_policy("float32")
+    (plain, skipped), (ours, also_skipped) = found
+    assert skipped == also_skipped > 0
+    assert largest(ours, plain) < SMALL["mixed_float16"] * largest(plain, start)
+    first, last = (np.abs(plain[index] - start[index]).max() for index in (0, 2))
+    assert first < 0.5 * last

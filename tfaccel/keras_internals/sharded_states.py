@@ -80,9 +80,14 @@ class ShardedState(TensorFlowVariable):
         self.check_is_here()
         return self._together(self._value.values)
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this process has the slices of all replicas."""
+        return len(self._value.values) == self.num_replicas
+
     def check_is_here(self) -> None:
         """Raises UserError if other workers have slices of it."""
-        if len(self._value.values) < self.num_replicas:
+        if not self.is_here:
             raise UserError(
                 f"{self.path} is sharded over the replicas of several workers "
                 "(StepConfig.shard_states), so one worker cannot read it alone; use "
@@ -92,15 +97,24 @@ class ShardedState(TensorFlowVariable):
 
     def put(self, whole) -> None:
         """Gives each replica of this process its slice of the whole slot."""
+        for each, own in self._beside(whole):
+            each.assign(own)
+
+    def is_of(self, whole) -> bool:
+        """Returns whether the slices of this process are those of a whole slot."""
+        return all(bool(tf.reduce_all(tf.equal(*each))) for each in self._beside(whole))
+
+    def _beside(self, whole) -> Iterator[tuple]:
+        """Yields each replica's slice, a `tf.Variable`, and the same slice of a whole slot."""
         whole = tf.convert_to_tensor(whole, self._value.dtype)
         for index, each in enumerate(self._value.values):
             cut = {"index": self.first_index + index, "num_replicas": self.num_replicas}
-            each.assign(own_slice(whole, **cut))
+            yield each, own_slice(whole, **cut)
 
     def gathered(self, strategy: tf.distribute.Strategy) -> tf.Tensor:
         """Returns the whole slot. With several workers, every worker must call it."""
         own = self._value.values
-        if len(own) == self.num_replicas:
+        if self.is_here:
             return self._together(own)
         # TensorFlow gathers no half precision on the CPU.
         sent_as = tf.float32 if own[0].dtype.size == 2 else own[0].dtype
@@ -150,7 +164,8 @@ def _gather(strategy: tf.distribute.Strategy, size: int, dtype: tf.DType):
         return found[0]
 
     specs = [tf.TensorSpec([size], dtype)] * len(replicas)
-    return tf.function(gather, autograph=False, input_signature=[specs])
+    # A `partial`, because TensorFlow counts the traces of all sizes by the code of a function.
+    return tf.function(functools.partial(gather), autograph=False, input_signature=[specs])
 
 
 def is_sharded(variable) -> bool:

@@ -55,10 +55,19 @@ class EMA(keras.callbacks.Callback):
         if self._is_swapped:
             self._swap()
 
-    def check_is_here(self) -> None:
-        """Raises UserError if other workers, which may not call this, have slices of averages."""
-        for _, average in self._sharded():
-            average.check_is_here()
+    def is_in_weights(self) -> bool:
+        """Returns whether the weights are the averages already, as after `fit`.
+
+        It asks only where other workers, which may not call this, have slices of the averages.
+
+        Raises:
+          UserError: they have, and the weights are no averages.
+        """
+        others = [each for each in self._sharded() if not each[1].is_here]
+        if all(average.is_of(components(weight)[0]) for weight, average in others):
+            return bool(others)
+        others[0][1].check_is_here()
+        return False
 
     def _num_updates(self) -> int:
         return int(self.model.optimizer.iterations.numpy())
@@ -124,7 +133,9 @@ def averages_of(model: keras.Model) -> Iterator[None]:
     """
     averages = EMA()
     averages.set_model(model)
-    averages.check_is_here()
+    if averages.is_in_weights():
+        yield
+        return
     averages.on_test_begin()
     try:
         yield
