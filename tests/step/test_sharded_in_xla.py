@@ -53,7 +53,7 @@ def collectives(text):
     ]
 
 
-@pytest.mark.parametrize("clipnorm", [None, 0.1])
+@pytest.mark.parametrize("clipnorm", [pytest.param(None, marks=pytest.mark.slow), 0.1])
 def test_sums_and_slices_stand_in_for_what_is_not_measured(clipnorm):
     found = collectives(program("hlo", 2, clipnorm=clipnorm))
     # 18 + 4 + 11 values for each of two replicas, sent as 66 values and a number that keeps the
@@ -64,7 +64,7 @@ def test_sums_and_slices_stand_in_for_what_is_not_measured(clipnorm):
     assert (3 if clipnorm is None else 4) in sizes
 
 
-@pytest.mark.parametrize("stage", ["hlo", "optimized_hlo"])
+@pytest.mark.parametrize("stage", ["hlo", pytest.param("optimized_hlo", marks=pytest.mark.slow)])
 def test_xla_scatters_and_gathers(monkeypatch, stage):
     monkeypatch.setattr(replica_lib, "SCATTERS_IN_XLA", True)
     for name in ("reduce_scatter", "all_gather"):

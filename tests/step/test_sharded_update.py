@@ -67,15 +67,15 @@ def check_alike(model, ends, start):
 
 MAIN = {
     "momentum, clipnorm": lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True, clipnorm=0.5),
-    "accumulation": lambda: optimizers.Adamax(
-        0.01, gradient_accumulation_steps=2, global_clipnorm=0.7
-    ),
     "loss scale, decay": lambda: optimizers.LossScaleOptimizer(
         optimizers.AdamW(0.02, weight_decay=0.1, global_clipnorm=1e-4),
         dynamic_growth_steps=7,
     ),
 }
 OTHERS = {
+    "accumulation": lambda: optimizers.Adamax(
+        0.01, gradient_accumulation_steps=2, global_clipnorm=0.7
+    ),
     "Adam": lambda: optimizers.Adam(0.02, amsgrad=True, global_clipnorm=1.0),
     "RMSprop": lambda: optimizers.RMSprop(0.01, momentum=0.5, centered=True, clipvalue=0.5),
     "averages": lambda: optimizers.Adagrad(0.1, use_ema=True, ema_overwrite_frequency=3),

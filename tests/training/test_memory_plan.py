@@ -122,6 +122,29 @@ def test_variables_are_counted_in_bytes_on_one_replica(num_replicas):
     assert read_plan(model, "", trains=False).gradients == 0
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "shards", "held", "saved"),
+    [
+        ("adam", False, 72_000, 36_000),  # two thirds of the moments, less a third of the weights
+        ("adam", True, 24_000, 0),
+        (keras.optimizers.Lamb, False, 72_000, 0),  # it needs whole weights
+        ("sgd", False, 0, 0),
+    ],
+)
+def test_sharded_states_are_counted_and_proposed(optimizer, shards, held, saved):
+    config = StepConfig(shard_states=shards)
+    model = compiled(make, 3, optimizer=optimizer, loss="mse", config=config)
+    with model.distribute_strategy.scope():
+        model.optimizer.build(model.trainable_variables)
+    plan = read_plan(model, "", trains=True)
+    assert 0 <= plan.optimizer - held < 100
+    assert 0 <= memory_plan.saved_by_slices(model, plan) - saved < 100
+    rest = {"num_replicas": 3, "parts": 1, "half_precision": True, "recomputes": True}
+    said = explain(PLAN, global_batch_size=24, saved_by_slices=GIB, **rest)
+    assert "or shard_states=True (the same result; saves 1,024 MiB of optimizer states" in said
+    assert "shard_states" not in explain(PLAN, global_batch_size=24, saved_by_slices=99, **rest)
+
+
 class Greedy(keras.layers.Layer):
     """Asks TensorFlow for 16 TiB."""
 

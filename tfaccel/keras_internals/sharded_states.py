@@ -330,17 +330,22 @@ def inner_of(optimizer):
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
+def is_elementwise(optimizer) -> bool:
+    """Returns whether an optimizer is known to compute each value of a weight by itself."""
+    kind = type(inner_of(optimizer))
+    return kind in ELEMENTWISE or getattr(kind, "is_elementwise", False)
+
+
 def check_elementwise(optimizer) -> None:
     """Raises UserError if the states of an optimizer cannot be sharded."""
-    inner = inner_of(optimizer)
-    if type(inner) in ELEMENTWISE or getattr(type(inner), "is_elementwise", False):
+    if is_elementwise(optimizer):
         return
+    name = type(inner_of(optimizer)).__name__
     known = ", ".join(sorted(each.__name__ for each in ELEMENTWISE))
     raise UserError(
-        f"shard_states=True with the optimizer {type(inner).__name__}, which may need whole "
-        f"weights, as LAMB, Adafactor and Muon do; use one of {known}, or set shard_states=False "
-        "(for an optimizer of your own that computes each value by itself, set is_elementwise = "
-        "True in its class)"
+        f"shard_states=True with the optimizer {name}, which may need whole weights, as LAMB, "
+        f"Adafactor and Muon do; use one of {known}, or set shard_states=False (for an optimizer "
+        "of your own that computes each value by itself, set is_elementwise = True in its class)"
     )
 
 

@@ -24,7 +24,7 @@ from tfaccel.common.errors import RunError
 from tfaccel.config import StepConfig
 from tfaccel.keras_internals.float32_layers import policy_of
 from tfaccel.keras_internals.replica import local_replicas
-from tfaccel.keras_internals.sharded_states import num_bytes_held
+from tfaccel.keras_internals.sharded_states import is_elementwise, is_sharded, num_bytes_held
 from tfaccel.process.out_of_memory import asked_bytes, is_out_of_memory, leaves_its_cause_to_the_log
 from tfaccel.runtime.devices import Device
 from tfaccel.runtime.gpu_usage import GpuUsage
@@ -126,6 +126,7 @@ def explained(method: Callable, model: keras.Model, config: StepConfig) -> Calla
                     parts=config.accumulation_steps if trains else None,
                     half_precision=policy_of(model) != "float32",
                     recomputes=config.remat is not None,
+                    saved_by_slices=saved_by_slices(model, plan) if trains else 0,
                 )
             ) from error
 
@@ -140,6 +141,7 @@ def explain(
     parts: int | None,
     half_precision: bool,
     recomputes: bool,
+    saved_by_slices: int = 0,
 ) -> str:
     """Returns the message: the batch that did not fit, what to do, and the plan.
 
@@ -150,6 +152,7 @@ def explain(
       parts: in which each replica computes its rows (accumulation_steps); None outside training.
       half_precision: whether activations have 16 bits already.
       recomputes: whether the backward pass computes activations again (StepConfig.remat).
+      saved_by_slices: the bytes that StepConfig.shard_states would save; 0 if it cannot.
     """
     rows = math.ceil(global_batch_size / num_replicas) if global_batch_size else None
     at_a_time = math.ceil(rows / (parts or 1)) if rows else None
@@ -158,6 +161,11 @@ def explain(
         ways.append(_more_parts(plan, rows, parts, at_a_time))
         if not recomputes:
             ways.append("remat='blocks' (the same result; a step takes up to a third longer)")
+    if _mib(saved_by_slices) != "0":
+        ways.append(
+            f"shard_states=True (the same result; saves {_mib(saved_by_slices)} MiB of optimizer "
+            "states on each replica)"
+        )
     if not half_precision:
         ways.append("precision='mixed_float16'")
     size = f" with global_batch_size={global_batch_size}" if global_batch_size else ""
@@ -166,6 +174,16 @@ def explain(
         "the largest batch that fits, or, with --keep-batch, the accumulation_steps for this "
         f"batch.\nEstimated: {plan}"
     )
+
+
+def saved_by_slices(model: keras.Model, plan: Plan) -> int:
+    """Returns the bytes that a replica would save with sharded states of the compiled optimizer."""
+    num_replicas, optimizer = model.distribute_strategy.num_replicas_in_sync, model.optimizer
+    is_possible = optimizer is not None and is_elementwise(optimizer)
+    if num_replicas == 1 or not is_possible or any(map(is_sharded, optimizer.variables)):
+        return 0
+    saved = plan.optimizer * (num_replicas - 1) - bytes_of(model.trainable_variables)
+    return max(0, saved // num_replicas)
 
 
 def _smaller_batch(plan: Plan, batch, num_replicas: int, parts: int, at_a_time) -> str:
