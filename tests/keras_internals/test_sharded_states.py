@@ -11,7 +11,12 @@ from keras import layers, optimizers
 
 from tfaccel import UserError
 from tfaccel.config import Config, StepConfig, deciding
-from tfaccel.keras_internals.sharded_states import ShardedState, is_sharded, num_bytes_held
+from tfaccel.keras_internals.sharded_states import (
+    ShardedState,
+    is_sharded,
+    num_bytes_held,
+    shard,
+)
 from tfaccel.keras_internals.slices import in_slices, own_slice, slice_size, whole_of
 from tfaccel.keras_internals.variables import components
 from tfaccel.step import compile_model
@@ -134,6 +139,15 @@ def test_an_optimizer_that_may_need_whole_weights_is_refused(optimizer):
     made = optimizer()
     with pytest.raises(UserError, match=f"{optimizer.__name__}, which may need whole weights"):
         small(made)
+
+
+def test_a_weight_that_its_gradient_overwrites_is_refused():
+    optimizer = optimizers.SGD(momentum=0.9)
+    model = small("adam")
+    model.trainable_variables[0].overwrite_with_gradient = True  # as those of float8
+    shard(optimizer, model.distribute_strategy)
+    with pytest.raises(UserError, match="kernel is overwritten with its gradient"):
+        optimizer.build(model.trainable_variables)
 
 
 def test_an_optimizer_of_ones_own_may_say_that_it_is_elementwise(monkeypatch):

@@ -12,6 +12,7 @@ import tensorflow as tf
 from conftest import compiled, strategy_of
 from keras import layers, optimizers
 
+from tfaccel import UserError
 from tfaccel.config import StepConfig
 from tfaccel.diagnostics.selftest import SMALL
 from tfaccel.keras_internals.one_replica import as_replica
@@ -130,6 +131,21 @@ def updating(model):
                 watch.apply(model.optimizer, gradients, model.trainable_variables)
 
     return tf.function(update, autograph=False)
+
+
+def test_an_update_in_a_branch_is_refused():
+    model = compiled(small, 2, optimizer="sgd", xla=False, loss=loss(), config=SHARDED)
+    replica = local_replicas(model.distribute_strategy)[0]
+
+    @tf.function(autograph=False)
+    def update(gradients):
+        with as_replica(model, replica):
+            watch = ShardedWatch(model, replica, replica, xla=False)
+            apply = lambda: watch.apply(model.optimizer, gradients, model.trainable_variables)  # noqa: E731
+            tf.cond(gradients[0][0, 0] > 0, apply, lambda: None)
+
+    with pytest.raises(UserError, match=r"applies gradients within a tf\.cond, .*; apply them out"):
+        update([tf.constant(one) for one in GRADIENTS[0]])
 
 
 # Whole training, against the same step with whole states.
