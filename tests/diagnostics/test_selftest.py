@@ -82,7 +82,7 @@ def test_replicas_that_train_as_one_device_pass(command, only_the_first, tmp_pat
         assert (row["precision"], row["xla"]) == ("float32", False)
     # It would notice something: only what must be equal has a limit of 0.
     words = ("clipnorm", "accumulation", "batch norm", "partial", "saved and loaded")
-    words += ("GAN", "averaged copy", "masked loss", "attention", "computed again")
+    words += ("GAN", "averaged copy", "masked loss", "attention", "computed again", "sharded")
     for each in words if num_checks == 100 else ("loss over",):
         assert any(each in row["check"] for row in written["rows"])
 

@@ -675,6 +675,69 @@ def _():
     return own == [id(each) for each in weights] and averages == [1, 2]
 
 
+@canary(
+    "Optimizer.add_variable",
+    "is looked up on the optimizer itself, and so are build, add_variable_from_reference, _var_key,"
+    " _use_weight_decay, _clip_gradients and _update_model_variables_moving_average",
+)
+def _():
+    seen = []
+    optimizer = keras.optimizers.SGD(momentum=0.9, weight_decay=0.1, clipnorm=1.0, use_ema=True)
+    names = ["add_variable", "add_variable_from_reference", "build", "_var_key"]
+    names += ["_use_weight_decay", "_clip_gradients", "_update_model_variables_moving_average"]
+
+    def noting(name, own):
+        def call(*args, **kwargs):
+            seen.append(name)
+            return own(*args, **kwargs)
+
+        return call
+
+    for name in names:
+        optimizer.__dict__[name] = noting(name, getattr(optimizer, name))
+    optimizer.apply([tf.constant([1.0])], [keras.Variable([1.0])])
+    return set(seen) == set(names)
+
+
+@canary("Optimizer._overwrite_model_variables_with_average_value", "ends fit, looked up so, too")
+def _():
+    optimizer, seen = keras.optimizers.SGD(use_ema=True), []
+    optimizer.__dict__["_overwrite_model_variables_with_average_value"] = seen.append
+    optimizer.finalize_variable_values([1])
+    return seen == [[1]]
+
+
+@canary("Optimizer._accumulated_gradients", "has the sum for each weight, in their order")
+def _():
+    optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2)
+    optimizer.apply([tf.constant([3.0])], [keras.Variable([1.0])])
+    return optimizer._accumulated_gradients[0].numpy() == 3
+
+
+@canary("Optimizer._untrack_variable", "and ._trainable_variables_indices let it be built anew")
+def _():
+    weights, optimizer = [keras.Variable([1.0])], keras.optimizers.SGD(momentum=0.9)
+    optimizer.build(weights)
+    optimizer._untrack_variable(optimizer.variables[-1])
+    optimizer._trainable_variables_indices.clear()
+    optimizer.built = False
+    optimizer.build(weights)
+    names = [each.name.rpartition("_")[2] for each in optimizer.variables]
+    return names == ["iteration", "rate", "momentum"]
+
+
+@canary("Variable._shape", "is what .shape gives, and a subclass may give another one")
+def _():
+    class Other(TensorFlowVariable):
+        @property
+        def shape(self):
+            return tf.TensorShape([2, *self._shape])
+
+    variable = keras.Variable([1.0])
+    variable.__class__ = Other
+    return tuple(variable.shape) == (2, 1) and variable.numpy() == 1
+
+
 def epoch_iterator():
     x = np.ones((4, 1), "float32")
     strategy = strategy_of(2)

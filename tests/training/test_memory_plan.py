@@ -12,8 +12,8 @@ from tfaccel.common.errors import RunError, UserError
 from tfaccel.config import StepConfig
 from tfaccel.process.out_of_memory import is_out_of_memory
 from tfaccel.training import memory_errors
-from tfaccel.training.memory_errors import OutOfMemoryError, explain, explained
-from tfaccel.training.memory_plan import Plan, read_plan
+from tfaccel.training.memory_errors import OutOfMemoryError, explain, explained, situation_of
+from tfaccel.training.memory_plan import Plan, read_plan, saved_by_slices
 from tfaccel.training.memory_ways import Situation
 
 GIB = 2**30
@@ -124,6 +124,28 @@ def test_variables_are_counted_in_bytes_on_one_replica(num_replicas):
     assert 0 <= plan.optimizer - 2 * weights < 100  # Adam's two moments
     assert (plan.activations, plan.others, plan.limit) == (None, None, None)  # the CPU tells none
     assert read_plan(model, "", trains=False).gradients == 0
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "shards", "held", "saved"),
+    [
+        ("adam", False, 72_000, 36_000),  # two thirds of the moments, less a third of the weights
+        ("adam", True, 24_000, 0),
+        (keras.optimizers.Lamb, False, 72_000, 0),  # it needs whole weights
+        ("sgd", False, 0, 0),
+    ],
+)
+def test_sharded_states_are_counted(optimizer, shards, held, saved):
+    config = StepConfig(shard_states=shards)
+    model = compiled(make, 3, optimizer=optimizer, loss="mse", config=config)
+    with model.distribute_strategy.scope():
+        model.optimizer.build(model.trainable_variables)
+    plan = read_plan(model, "", trains=True)
+    assert 0 <= plan.optimizer - held < 100
+    assert 0 <= saved_by_slices(model, plan) - saved < 100
+    situation = situation_of(model, config, plan, global_batch_size=24)
+    assert situation.packs_states == (optimizer != "sgd" and not shards)
+    assert 0 <= situation.saved_by_slices - saved < 100
 
 
 class Greedy(keras.layers.Layer):

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from tfaccel.common.errors import UserError
 from tfaccel.config import Config, StepConfig
 from tfaccel.training import memory_ways
 from tfaccel.training.memory_plan import FRAGMENTS, Plan
@@ -52,6 +53,56 @@ def test_the_cheapest_way_that_keeps_the_result_is_first(activations, gradients,
     kept = [each for each in found if each.keeps_result]
     assert [each.times for each in kept] == sorted(each.times for each in kept)
     assert found[: len(kept)] == kept
+
+
+def with_states(activations, **settings):
+    """A step of so many GiB on three replicas, whose optimizer has 12 of the 80 that are there."""
+    plan = Plan(6 * GIB, 12 * GIB, 0, activations=int(activations * GIB), limit=80 * GIB)
+    return Situation(plan, 1024, num_replicas=3, **settings)
+
+
+@pytest.mark.parametrize(
+    ("activations", "settings", "wanted"),
+    [
+        (60, {"saved_by_slices": 6 * GIB}, {"shard_states": True}),  # up to 0.95 * 68
+        (66, {"saved_by_slices": 6 * GIB}, {}),
+        (60, {"packs_states": True}, {"state_dtype": "bfloat16"}),
+        (66, {"packs_states": True}, {"state_dtype": "8bit"}),  # up to 0.95 * 70.9
+        (68, {"packs_states": True}, {}),
+        (60, {"saved_by_slices": 6 * GIB, "packs_states": True, "trains": False}, {}),
+        (60, {}, {}),
+    ],
+)
+def test_states_of_the_optimizer_make_room(activations, settings, wanted):
+    before, found = with_states(activations, **settings), {}
+    for each in proposals(before):
+        ((way, value),) = each.settings
+        if way.name in ("shard_states", "state_dtype"):
+            found[way.name] = value
+            assert fits(way.after(before, value).plan)
+            assert each.keeps_result == (way.name == "shard_states")
+    assert found == wanted
+
+
+def test_states_are_sharded_or_packed_and_not_both():
+    before = with_states(60, saved_by_slices=6 * GIB, packs_states=True)
+    for way in WAYS:
+        if way.name in ("shard_states", "state_dtype"):
+            after = way.after(before, way.value(before))
+            assert (after.saved_by_slices, after.packs_states) == (0, False)
+    with pytest.raises(UserError, match="shard_states=True with state_dtype='8bit'; sharded"):
+        StepConfig(shard_states=True, state_dtype="8bit")
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+def test_stronger_values_come_to_an_end(way):
+    before = with_states(100, saved_by_slices=6 * GIB, packs_states=True, half_precision=False)
+    value, seen = way.stronger(before, None), []
+    while value is not None and len(seen) < 20:
+        seen.append(value)
+        value = way.stronger(before, value)
+    assert len(seen) < 20
+    assert len(set(seen)) == len(seen)
 
 
 def test_a_budget_computes_no_more_again_than_it_must():

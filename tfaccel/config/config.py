@@ -98,7 +98,7 @@ def deciding(config: Config) -> dict[str, object]:
     free = {
         "runtime": {"gpu_ids", "memory", "compile_cache", "peer_timeout_s", "allow_public_network"},
         "model": {"weights", "weights_order", "new_layers"},
-        "step": {"audit_steps", "nonfinite", "max_rollbacks", "state_dtype"},
+        "step": {"audit_steps", "nonfinite", "max_rollbacks", "shard_states", "state_dtype"},
         "train": {"steps_per_execution"},
     }
     if config.train.decay in ("constant", "step"):

@@ -292,6 +292,12 @@ class StepConfig:
     arXiv:2110.02861). Updates are computed in float32. The states of weights with fewer than 4,096
     values stay in float32; with "8bit" those of embeddings, too. For Adam, AdamW, Nadam, LAMB,
     RMSprop, Lion and SGD with momentum."""
+    shard_states: bool = False
+    """Keep the states of optimizers, such as Adam's momenta, in slices: each replica keeps and
+    updates its own one, and the new weights are gathered after each update (ZeRO stage 1). With N
+    replicas each needs 1/N of the memory for these states, and another 1/N of that of the weights.
+    The results are equal. For optimizers that compute each value by itself: SGD, Adam, AdamW,
+    RMSprop, Adagrad, Adadelta, Adamax, Nadam, Ftrl and Lion."""
     reductions: str = "all_replicas"
     """What a sum, mean or other reduction over rows covers in your own losses, layers and steps.
     "all_replicas": the rows of all replicas, as one device computes it. "own_replica": the rows of
@@ -353,6 +359,12 @@ class StepConfig:
         check_int("accumulation_steps", self.accumulation_steps, at_least=1)
         object.__setattr__(self, "remat", _remat(self.remat))
         check_choice("state_dtype", self.state_dtype, ("float32", "bfloat16", "8bit"))
+        check_flag("shard_states", self.shard_states)
+        if self.shard_states and self.state_dtype != "float32":
+            raise UserError(
+                f"shard_states=True with state_dtype={self.state_dtype!r}; sharded states are kept "
+                "in float32: use one of the two"
+            )
         check_choice("reductions", self.reductions, ("all_replicas", "own_replica"))
         check_choice("allreduce_dtype", self.allreduce_dtype, ("own", "float16", "bfloat16"))
         object.__setattr__(self, "loss_scale", _loss_scale(self.loss_scale))

@@ -28,12 +28,13 @@ from tfaccel.config import Config
 from tfaccel.experiment.open_data import open_source
 from tfaccel.experiment.thaw import stages_of
 from tfaccel.experiment.train import enter_stage, prepare
+from tfaccel.keras_internals.sharded_states import ELEMENTWISE
 from tfaccel.process.isolate import IsolatedError, run_quietly
 from tfaccel.run import Run
 from tfaccel.runtime.cluster import find
 from tfaccel.runtime.gpu_usage import GpuUsage
 from tfaccel.training.memory_forecast import forecast_of
-from tfaccel.training.memory_plan import Plan
+from tfaccel.training.memory_plan import Plan, saved_of
 from tfaccel.training.memory_ways import WAYS, Situation, Way
 
 # The share of a GPU's memory, or of its limit, that each candidate leaves free. A long run needs
@@ -168,9 +169,13 @@ def auto_saving(config: Config) -> Saving:
         return Saving({}, plain.step_s, 1.0)
     smaller, plain = _smaller_plain(config, batch, math.lcm(TENSORS_MULTIPLE, num_replicas))
     plain_s = plain.step_s * batch / smaller if plain else None
+    plan = _scaled(plain.plan if plain else None, batch / smaller if plain else 1.0)
+    known = {each.__name__.lower() for each in ELEMENTWISE}
+    shards = config.train.optimizer in known and not config.step.shard_states
     situation = Situation(
-        _scaled(plain.plan if plain else None, batch / smaller if plain else 1.0),
+        plan,
         batch,
+        saved_by_slices=saved_of(plan.optimizer, plan.parameters, num_replicas) if shards else 0,
         num_replicas=num_replicas,
         step=config.step,
         half_precision=config.runtime.precision != "float32",

@@ -222,6 +222,10 @@ def _checks(trainer: "_Trainer") -> Iterator[tuple[str, float, float]]:
     one, several = trainer.both("attention", make=_attention, config=config)
     yield "weights, activations computed again", _difference(several, one), small
 
+    settings = {"optimizer": _adam, "num_steps": 2 * SHORT}
+    one, several = trainer.both("adam", config=StepConfig(shard_states=True), **settings)
+    yield "weights, sharded optimizer states", _difference(several, one), small
+
     half, whole = trainer.replicas(), trainer.replicas(num_steps=2 * SHORT)
     yield "weights, saved and loaded half way", _difference(trainer.resumed(half), whole), small
 
@@ -369,6 +373,11 @@ def _ignoring() -> keras.losses.Loss:
 def _sgd(**settings) -> Callable[[], keras.optimizers.Optimizer]:
     # At four times this rate, training is chaotic: 1e-7 becomes 1e-2 after 200 steps.
     return lambda: keras.optimizers.SGD(0.005, momentum=0.9, **settings)
+
+
+def _adam() -> keras.optimizers.Optimizer:
+    # The epsilon is large, because a gradient of rounding errors has an update as large as others.
+    return keras.optimizers.Adam(0.002, epsilon=1e-3, global_clipnorm=0.5)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@ snapshot = snapshot_of(workdir, config, "best")
 model = model_of(run, config, loader.data, snapshot)
 """
 
+import dataclasses
 import pathlib
 
 import keras
@@ -82,7 +83,8 @@ def model_of(run: Run, config: Config, data: ImageData, snapshot: Snapshot) -> k
         num_steps=snapshot.state["num_steps"],
     )
     optimizer = recipe.make_optimizer(config.train, schedule)
-    run.compile(model, optimizer, task.loss, metrics=task.metrics, step=config.step)
+    step = dataclasses.replace(config.step, shard_states=False)  # nothing is trained here
+    run.compile(model, optimizer, task.loss, metrics=task.metrics, step=step)
     with run.scope():
         model.optimizer.build(model.trainable_variables)
     state_lib.put_variables(model, snapshot.arrays)

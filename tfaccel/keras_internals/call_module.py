@@ -9,14 +9,19 @@ VERSION = 9  # of XlaCallModule: the first that takes the module as a text
 
 
 def call_module(
-    text: str, arguments: Sequence[tf.Tensor], results: Sequence[tf.TensorSpec]
+    text: str,
+    arguments: Sequence[tf.Tensor],
+    results: Sequence[tf.TensorSpec],
+    *,
+    platform: str = "CUDA",
 ) -> list[tf.Tensor]:
-    """Returns the results of a module's `main`, in a function that XLA compiles for NVIDIA GPUs.
+    """Returns the results of a module's `main`, in a function that XLA compiles.
 
     Args:
       text: the module, as StableHLO's text.
       arguments: of `main`, with its shapes and dtypes.
       results: the shapes and dtypes of its results.
+      platform: that XLA compiles for: "CUDA", or "CPU".
     """
     return xla.call_module(
         list(arguments),
@@ -24,6 +29,6 @@ def call_module(
         module=text,
         Tout=[each.dtype for each in results],
         Sout=[each.shape for each in results],
-        platforms=["CUDA"],
+        platforms=[platform],
         disabled_checks=[],
     )

@@ -20,6 +20,7 @@ from tfaccel.keras_internals.model_view import every_optimizer, optimizers_of, v
 from tfaccel.keras_internals.patching import Swap, patched, swapped
 from tfaccel.keras_internals.plain_variables import own_plain_variables
 from tfaccel.keras_internals.replica import Replica
+from tfaccel.keras_internals.sharded_states import every_slice
 from tfaccel.keras_internals.unwound import without_caching_device
 from tfaccel.keras_internals.variables import components, is_distributed
 from tfaccel.runtime import collectives
@@ -80,7 +81,8 @@ class _OfReplica(Swap):
 
     def put(self) -> None:
         # Listed each time, because another replica may have made a variable meanwhile.
-        found = {id(each): each for each in (*variables_of(self._model), *self._made)}
+        slices = [own for each in self._optimizers for own in every_slice(each)]
+        found = {id(each): each for each in (*variables_of(self._model), *self._made, *slices)}
         self._distributed = [(each, each._value) for each in found.values() if is_distributed(each)]
         self._strategies = [(each, each._distribution_strategy) for each in self._optimizers]
         for variable, value in self._distributed:

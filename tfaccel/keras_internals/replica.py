@@ -18,10 +18,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.data import shards
+from tfaccel.keras_internals import xla_scatter
 from tfaccel.keras_internals.patching import patched
 from tfaccel.runtime.agreement import of_workers
 
 log = logging.getLogger("tfaccel")
+
+# Whether `InXla` uses XLA's reduce-scatter and all-gather. Else it sums the whole matrix of all
+# replicas, which moves up to twice the bytes. XLA's were compiled, but not measured on GPUs.
+SCATTERS_IN_XLA = False
 
 # The strategies over several workers that all agreed to reduce in XLA.
 _FIRST_KEY_OF_XLA = 2**30  # TensorFlow counts its groups from 1
@@ -147,6 +152,29 @@ class Replica:
         """Returns the rows of the values of all replicas, [rows, ...], ordered by replica."""
         return self.launcher.all_gather(value, axis=0)
 
+    # For sharded states (tfaccel/step/sharded_update.py); `InXla` has these methods, too.
+
+    def sum_of(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the sum of the values of all replicas, as `all_reduce` does."""
+        return self.all_reduce(value)
+
+    def reduce_scatter(self, matrix: tf.Tensor) -> tf.Tensor:
+        """Returns this replica's row of the sum of all replicas' matrices.
+
+        TensorFlow's launcher has no reduce-scatter, so each replica gets the sums of all rows.
+
+        Args:
+          matrix: [replicas, values], floating.
+        """
+        return self.all_reduce(matrix)[self.index]
+
+    def gather_slices(self, own: tf.Tensor) -> tf.Tensor:
+        """Returns the vectors of all replicas, [replicas, values] from [values]."""
+        # TensorFlow gathers no half precision on the CPU.
+        sent = tf.cast(own, tf.float32) if own.dtype.size == 2 else own
+        found = tf.cast(self.all_gather(sent[tf.newaxis]), own.dtype)
+        return tf.ensure_shape(found, [self.num_replicas, *own.shape])
+
 
 def _with_token_of_function(launcher) -> contextlib.AbstractContextManager:
     """Returns a context in which a launcher takes its token from the function around a branch.
@@ -173,7 +201,7 @@ class InXla:
 
     def __init__(self, replica: Replica):
         """Takes the replica that the step is traced for."""
-        self._replica, self._last = replica, None
+        self._replica, self._last, self._num_scattered = replica, None, 0
         self._graph = tf.compat.v1.get_default_graph()
 
     @property
@@ -193,6 +221,42 @@ class InXla:
             size = each.shape.num_elements()
             sums.append(tf.reshape(total if total.shape[0] == size else total[:size], each.shape))
         return sums
+
+    def sum_of(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the sum of the values of all replicas."""
+        return self.all_reduce([value])[0]
+
+    def reduce_scatter(self, matrix: tf.Tensor) -> tf.Tensor:
+        """Returns this replica's row of the sum of all replicas' matrices, [replicas, values]."""
+        if not SCATTERS_IN_XLA:
+            return self.sum_of(matrix)[self._replica.index]
+        self._num_scattered += 1
+        sent = self._after_last(matrix, [matrix.shape[0], 1])
+        return self._own(xla_scatter.reduce_scatter(sent, channel=self._num_scattered), matrix)
+
+    def gather_slices(self, own: tf.Tensor) -> tf.Tensor:
+        """Returns the vectors of all replicas, [replicas, values] from [values]."""
+        index, num_replicas = self._replica.index, self._replica.num_replicas
+        if not SCATTERS_IN_XLA:
+            # Each replica adds zeros to the slices of the others.
+            rows = [[index, num_replicas - 1 - index], [0, 0]]
+            return self.sum_of(tf.pad(own[tf.newaxis], rows))
+        self._num_scattered += 1
+        sent = self._after_last(own, [1])
+        settings = {"num_replicas": num_replicas, "channel": self._num_scattered}
+        return self._own(xla_scatter.all_gather(sent, **settings), own)
+
+    def _after_last(self, values: tf.Tensor, shape: list[int]) -> tf.Tensor:
+        """Returns the values and behind them, in that shape, what the last collective returned."""
+        if self._last is None:
+            return values
+        last = tf.fill(shape, tf.cast(self._last, values.dtype))
+        return tf.concat([values, last], axis=-1)
+
+    def _own(self, found: tf.Tensor, sent: tf.Tensor) -> tf.Tensor:
+        """Returns the result without what `_after_last` has added, and keeps a number of it."""
+        self._last = tf.reshape(found, [-1])[-1]
+        return found[..., : sent.shape[-1]]
 
 
 def local_replicas(strategy: tf.distribute.Strategy) -> list[Replica]:

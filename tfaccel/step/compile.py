@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.common.errors import UserError
+from tfaccel.common.run_log import summary
 from tfaccel.common.tables import in_figures
 from tfaccel.config import StepConfig
 from tfaccel.keras_internals import batch_norm
@@ -29,6 +30,7 @@ from tfaccel.keras_internals.model_view import (
 from tfaccel.keras_internals.one_replica import without_strategy
 from tfaccel.keras_internals.optimizers import belongs_to, give_to, weights_of
 from tfaccel.keras_internals.patching import patched
+from tfaccel.keras_internals.sharded_states import check_elementwise, shard, unshard
 from tfaccel.keras_internals.symbolic_build import (
     adopt_made_outside,
     build_from_specs,
@@ -98,6 +100,7 @@ def compile_model(
             _adopt(each, strategy)
         _give_scales(model, config if adds_scales else None)
         set_states(model, config.state_dtype)
+    _shard_states(model, strategy, config)
     batch_norm.convert_back(model)
     if config.sync_batchnorm and num_replicas > 1:
         layers = batch_norm.convert(model)
@@ -284,6 +287,22 @@ def _give_scales(model, config: StepConfig | None) -> None:
 
     if not has_steps_of_keras(model):
         change_optimizers(model, scaled)
+
+
+def _shard_states(model, strategy, config: StepConfig) -> None:
+    """Shards the states of the model's optimizers over the replicas, or makes them whole again."""
+    num_replicas, optimizers = strategy.num_replicas_in_sync, every_optimizer(model)
+    if not config.shard_states or num_replicas == 1:
+        for each in optimizers:
+            unshard(each, strategy)
+        if config.shard_states:
+            summary("step: shard_states changes nothing, because there is one replica")
+        return
+    for each in optimizers:
+        check_elementwise(each)
+    for each in optimizers:
+        shard(each, strategy)
+        log.info("step: each replica keeps 1/%d of the states of %s", num_replicas, each.name)
 
 
 def _adopt(optimizer, strategy) -> None:

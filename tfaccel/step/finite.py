@@ -103,7 +103,7 @@ def _with_results(model, logs: dict, spoilt: tf.Tensor) -> dict:
     }
 
 
-class _Check(NamedTuple):
+class Check(NamedTuple):
     """The result of a check of some values for infinity and NaN.
 
     Attributes:
@@ -117,11 +117,17 @@ class _Check(NamedTuple):
 
 
 class Watch:
-    """Checks what one step does to one replica's model, and undoes what is not finite."""
+    """Checks what one step does to one replica's model, and undoes what is not finite.
+
+    Attributes:
+      model: the model, within `as_replica`.
+      compiles: whether XLA compiles the updates.
+    """
 
     def __init__(self, model, *, xla: bool, compile_: Callable | None = None):
         """Takes the model, within `as_replica`, and the other arguments of `watched`."""
-        self._model, self._xla, self._compile = model, xla, compile_
+        self.model, self._xla, self._compile = model, xla, compile_
+        self.compiles = xla or compile_ is not None
         self._graph = tf.compat.v1.get_default_graph()
         self._codes = {id(each): 1 + i for i, each in enumerate(variables_of(model))}
         self._checks, self._refused, self._overflows = [], [], Overflows()
@@ -146,9 +152,9 @@ class Watch:
                 self.apply(optimizer, grads, trainable_variables, spans=spans)
 
         with contextlib.ExitStack() as watched:
-            for each in every_optimizer(self._model):
+            for each in every_optimizer(self.model):
                 apply = functools.partial(apply_during, each)
-                watched.enter_context(_set(each, apply=apply))
+                watched.enter_context(replacing(each, apply=apply))
             yield
 
     def apply(
@@ -160,13 +166,13 @@ class Watch:
         `spans` is as for `updates`. Slices, the gradient of an Embedding, become dense.
         """
         grads = [None if each is None else tf.convert_to_tensor(each) for each in grads]
-        variables = list(trainable_variables or self._model.trainable_variables)
+        variables = list(trainable_variables or self.model.trainable_variables)
         if not optimizer.built:  # not inside the branch below
             optimizer.build(variables)
         scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        xla = self._xla or self._compile is not None
+        xla = self.compiles
 
-        def apply_if_finite(grads: list, values: list) -> _Check:
+        def apply_if_finite(grads: list, values: list) -> Check:
             if spans:
                 own = [span._replace(values=each) for span, each in zip(spans, values, strict=True)]
                 check = self._check_spans(own, variables, xla=xla)
@@ -186,16 +192,26 @@ class Watch:
                     type(optimizer).apply(optimizer, given, trainable_variables)
 
             if scales:
-                with _set(optimizer, check_finite=lambda _: ~refused):  # Keras need not check again
+                with replacing(
+                    optimizer, check_finite=lambda _: ~refused
+                ):  # Keras need not check again
                     apply()
             else:
                 tf.cond(refused, lambda: None, apply)
             return check
 
-        check = self._compiled(apply_if_finite, grads, [each.values for each in spans])
-        if tf.compat.v1.get_default_graph() is not self._graph:
-            return  # a `train_step` that updates inside its own tf.cond cannot return the check
-        if scales:
+        check = self.compiled(apply_if_finite, grads, [each.values for each in spans])
+        if self.is_in_step:  # a `train_step` that updates inside its own tf.cond cannot return it
+            self.note(optimizer, check)
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether the code that runs is in no branch, loop or function of the step."""
+        return tf.compat.v1.get_default_graph() is self._graph
+
+    def note(self, optimizer, check: Check) -> None:
+        """Takes the check of the gradients that an optimizer has applied or refused."""
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             self._overflows.add(optimizer, check.found)
         else:
             self._refused.append(check.found)
@@ -203,7 +219,7 @@ class Watch:
 
     def scale_logs(self) -> dict[str, tf.Tensor]:
         """Returns the loss scales and whether they skipped updates; {} without a loss scale."""
-        return self._overflows.logs(self._model)
+        return self._overflows.logs(self.model)
 
     def put_back(self, changes: list[tuple]) -> None:
         """Undoes changes that are not finite, which the step's own code and its layers made.
@@ -219,7 +235,7 @@ class Watch:
         after = [tf.convert_to_tensor(value_of(each)) for each in variables]
         spoilt = _any([self.spoilt(variables, before, after), *self._refused])
         after = joined_updates(after) if self._xla else after
-        trained = {id(each) for each in self._model.trainable_variables}
+        trained = {id(each) for each in self.model.trainable_variables}
         for variable, old, new in zip(variables, before, after, strict=True):
             # A finite weight may have an update since then, by an optimizer that was not refused:
             # that of the other network of a GAN, for example. Such an update stays.
@@ -247,13 +263,13 @@ class Watch:
         first = self._first()
         fine = _any([tf.equal(first, _NONE), *self._overflows.all()])
         first = tf.where(fine, tf.constant(FINE, tf.int64), first)
-        trained = self._model.trainable_variables
-        xla = self._xla or self._compile is not None
+        trained = self.model.trainable_variables
+        xla = self.compiles
 
         def weights_are_finite() -> tf.Tensor:
             return _all_finite([tf.convert_to_tensor(value_of(each)) for each in trained], xla=xla)
 
-        finite = self._compiled(weights_are_finite)
+        finite = self.compiled(weights_are_finite)
         return tf.where(finite, first, tf.constant(WEIGHTS, tf.int64))
 
     def _first(self) -> tf.Tensor:
@@ -269,36 +285,36 @@ class Watch:
             lambda: first,
         )
 
-    def _compiled(self, function: Callable, *arguments):
+    def compiled(self, function: Callable, *arguments):
         """Calls a function, compiled with XLA if XLA compiles the update alone."""
         return (self._compile(function) if self._compile else function)(*arguments)
 
-    def _check(self, variables, after, before=None, *, xla: bool) -> _Check:
+    def _check(self, variables, after, before=None, *, xla: bool) -> Check:
         """Checks one value for each variable; with `before`, only values that were finite then."""
         if not after:
-            return _Check(tf.constant(False), tf.constant(_NONE, tf.int64))
+            return Check(tf.constant(False), tf.constant(_NONE, tf.int64))
         if xla:
-            return _check_in_xla(self._code_at(_index_in_each(after, before), variables))
+            return _check_in_xla(self.code_at(_index_in_each(after, before), variables))
         bad, sizes = ~_good(_packed(after), before and _packed(before)), _sizes(after)
-        find = lambda: self._code_at(_index_of_first(bad, sizes), variables)  # noqa: E731
-        return _Check(tf.reduce_any(bad), find)
+        find = lambda: self.code_at(_index_of_first(bad, sizes), variables)  # noqa: E731
+        return Check(tf.reduce_any(bad), find)
 
-    def _check_spans(self, spans: Sequence[Span], variables, *, xla: bool) -> _Check:
+    def _check_spans(self, spans: Sequence[Span], variables, *, xla: bool) -> Check:
         """Checks the uncut gradients of the variables."""
         bad = [each._replace(values=~tf.math.is_finite(each.values)) for each in spans]
-        find = lambda: self._code_at(index_in_spans(bad, len(variables)), variables)  # noqa: E731
+        find = lambda: self.code_at(index_in_spans(bad, len(variables)), variables)  # noqa: E731
         if xla:
             return _check_in_xla(find())
-        return _Check(_any([tf.reduce_any(each.values) for each in bad]), find)
+        return Check(_any([tf.reduce_any(each.values) for each in bad]), find)
 
-    def _code_at(self, index: tf.Tensor, variables) -> tf.Tensor:
+    def code_at(self, index: tf.Tensor, variables) -> tf.Tensor:
         """Returns the code of the variable at an index; _NONE if the index is their number."""
         codes = [self._codes.get(id(each), OTHER) for each in variables]
         return tf.gather(tf.constant([*codes, _NONE], tf.int64), index)
 
 
-def _check_in_xla(code: tf.Tensor) -> _Check:
-    return _Check(tf.not_equal(code, _NONE), code)
+def _check_in_xla(code: tf.Tensor) -> Check:
+    return Check(tf.not_equal(code, _NONE), code)
 
 
 def _index_in_each(after, before) -> tf.Tensor:
@@ -444,7 +460,7 @@ def _packed(values) -> tf.Tensor:
 
 
 @contextlib.contextmanager
-def _set(optimizer, **methods) -> Iterator[None]:
+def replacing(optimizer, **methods) -> Iterator[None]:
     """Within the context, replaces methods of this optimizer."""
     with contextlib.ExitStack() as entries:
         for name, method in methods.items():  # past Keras's tracking of attributes

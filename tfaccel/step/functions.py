@@ -24,6 +24,9 @@ which would delay the results of one GPU until all have ended: a step took 49 ms
 Elsewhere TensorFlow's collective sums between two XLA functions. XLA has no collective on the CPU;
 and with several processes only TensorFlow's collectives can be aborted when a peer has died.
 
+With `shard_states` each replica updates its own slices of the weights, and then all of them gather
+the new weights (tfaccel/step/sharded_update.py).
+
 Steps of one execution are one launch where their batches come together, as `Deferred`: from a
 loader, or gathered from data of the user's own (tfaccel/data/gathered.py). Others are a launch
 each.
@@ -695,7 +698,7 @@ class _Step:
             settings["within"] = within
         if self.several:
             settings |= {"make_batch": make_batch, "trains": trains}
-            settings["gradients_as"] = config.gradients_as
+            settings |= {"gradients_as": config.gradients_as, "shards": config.shard_states}
             replicas = self._in_lanes if eagerly else self._replicas
             run = {"run": functools.partial(eager.in_lanes, model)} if eagerly else {}
             steps = [

@@ -34,6 +34,7 @@ import tensorflow as tf
 from tfaccel.data.free_memory import free_bytes, mib
 from tfaccel.keras_internals.model_view import state_of
 from tfaccel.keras_internals.replica import local_replicas
+from tfaccel.keras_internals.sharded_states import is_sharded
 from tfaccel.keras_internals.traced import assigned_in
 from tfaccel.keras_internals.variables import components
 from tfaccel.process.out_of_memory import is_of_xla
@@ -177,7 +178,7 @@ def _copied(variables: dict[int, _Variable], model) -> dict[int, np.ndarray]:
     same = {  # between steps a variable has the same value on each replica
         id(each.handle): id(variable)
         for variable in state_of(model)
-        for each in components(variable)
+        for each in (() if is_sharded(variable) else components(variable))
     }
     tensors = {same.get(key, key): each.read() for key, each in variables.items()}
     needed = sum(each.shape.num_elements() * each.dtype.size for each in tensors.values())

@@ -4,6 +4,7 @@ Each function here traces the step of one batch into the function of tfaccel/ste
 which says what a step consists of.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
@@ -15,7 +16,7 @@ from tfaccel.keras_internals.one_replica import as_replica, reading_as
 from tfaccel.keras_internals.replica import InXla, Replica
 from tfaccel.keras_internals.variables import in_order, value_of
 from tfaccel.keras_internals.written import changed_after
-from tfaccel.step import finite, in_xla, labels, loss_scale
+from tfaccel.step import finite, in_xla, labels, loss_scale, sharded_update
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.remat.choose import Remat
 from tfaccel.step.totals import ROWS_UNIT, Layout, Span, Totals
@@ -173,13 +174,19 @@ def replica_step(
     updates_in_xla: bool,
     trains: bool,
     within: bool,
+    shards: bool,
 ) -> Callable:
     """Returns one replica's step among several: its pass, the sum over replicas, and its update.
 
     The function takes the replica's batch, deferred or not. A second argument is the row that
     stands in for a batch without rows, if zeros will not do. Every replica's function must be
-    called in one `tf.function`, on its device.
+    called in one `tf.function`, on its device. `shards` says whether the optimizers are sharded
+    (sharded_update.py).
     """
+    if shards and trains:
+        made = functools.partial(_sharded_step, model, pass_, replica, gradients_as=gradients_as)
+        settings = {"xla": xla, "updates_in_xla": updates_in_xla, "within": within}
+        return made(make_batch=make_batch, **settings)
     # If values are joined within the step, gradients are checked where they are applied.
     compile_ = functools.partial(compiled, replica) if updates_in_xla and not xla else None
     updates_in_xla = (updates_in_xla or xla) and not within
@@ -224,6 +231,76 @@ def replica_step(
         forward_backward = compiled(replica, forward_backward)
     if updates_in_xla:
         update = compiled(replica, update)
+    return in_parts
+
+
+def _sharded_step(
+    model,
+    pass_,
+    replica: Replica,
+    *,
+    gradients_as: str | None,
+    make_batch: Callable | None,
+    xla: bool,
+    updates_in_xla: bool,
+    within: bool,
+) -> Callable:
+    """Returns one replica's training step, as `replica_step` does, with sharded optimizers."""
+    in_one_function = xla and replica.reduces_in_xla
+    bucket_bytes = sharded_update.bucket_bytes_of(replica, in_xla=in_one_function)
+    compiles = updates_in_xla or (xla and not within)
+    compile_ = functools.partial(compiled, replica) if compiles and not in_one_function else None
+    layout = scattered = watch = updates = None  # known once the pass is traced
+
+    def watch_of(collectives: Replica | InXla) -> finite.Watch:
+        settings = {"xla": in_one_function, "compile_": compile_, "bucket_bytes": bucket_bytes}
+        return sharded_update.ShardedWatch(model, collectives, replica, **settings)
+
+    def forward_backward(batch, stand_in=None, collectives=None):
+        nonlocal layout, scattered, watch, updates
+        with as_replica(model, replica):
+            watch = watch_of(collectives or replica) if within else None
+            apply = None if watch is None else watch.apply
+            settings = {"stand_in": stand_in, "apply": apply, "collectives": collectives}
+            totals = pass_(replica, batch, **settings)
+        settings = {"gradients_as": gradients_as, "bucket_bytes": bucket_bytes}
+        more = {"num_replicas": replica.num_replicas}
+        scattered = sharded_update.ScatteredGradients(totals, **settings, **more)
+        gradients, totals = totals.gradients, dataclasses.replace(totals, gradients=[])
+        layout = Layout(totals, **settings)
+        updates = totals.updates
+        matrices = scattered.pack(gradients)
+        return matrices, layout.pack(totals), totals.metrics_before, updates.inputs.take_sent()
+
+    def update(own, sums, metrics_before, gathered, collectives: Replica | InXla):
+        with as_replica(model, replica):
+            totals, _ = layout.unpack(sums)
+            gradients, spans = scattered.unpack(own)
+            totals = dataclasses.replace(totals, gradients=gradients)
+            settings = {"trains": True, "watch": watch or watch_of(collectives)}
+            settings["xla"] = in_one_function
+            return _update(model, totals, metrics_before, spans, gathered, **settings)
+
+    def whole(batch, rows=None):
+        in_order = InXla(replica)
+        matrices, vectors, metrics_before, sent = forward_backward(batch, collectives=in_order)
+        if rows is None:  # all batches are full
+            rows = [totals_lib.num_rows(batch)] * replica.num_replicas
+        own = [in_order.reduce_scatter(each) for each in matrices]
+        sums = in_order.all_reduce([*vectors, *updates.inputs.in_place(sent, rows)])
+        sums, gathered = sums[: len(vectors)], sums[len(vectors) :]
+        return update(own, sums, metrics_before, gathered, in_order)
+
+    def in_parts(*batch):
+        matrices, vectors, metrics_before, sent = forward_backward(*batch)
+        own = [replica.reduce_scatter(each) for each in matrices]
+        sums = [replica.all_reduce(each) for each in vectors]
+        return update(own, sums, metrics_before, updates.inputs.gathered(sent), replica)
+
+    if in_one_function:
+        return compiled(replica, from_deferred(whole, make_batch, trains=True))
+    if xla:  # else it is traced into the caller's graph, where batch norm can sum over replicas
+        forward_backward = compiled(replica, forward_backward)
     return in_parts
 
 

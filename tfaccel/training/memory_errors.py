@@ -18,7 +18,8 @@ from tfaccel.common.errors import RunError
 from tfaccel.config import StepConfig
 from tfaccel.keras_internals.float32_layers import policy_of
 from tfaccel.process.out_of_memory import is_out_of_memory, leaves_its_cause_to_the_log
-from tfaccel.training.memory_plan import Plan, read_plan
+from tfaccel.step.states.choose import may_pack
+from tfaccel.training.memory_plan import Plan, read_plan, saved_by_slices
 from tfaccel.training.memory_ways import Situation, in_words
 
 KERAS_BATCH = 32  # Keras's batch size for arrays if `fit` has no batch_size
@@ -81,6 +82,13 @@ def situation_of(
         step=config,
         trains=trains,
         half_precision=policy_of(model) != "float32",
+        saved_by_slices=saved_by_slices(model, plan) if trains else 0,
+        packs_states=(
+            trains
+            and config.state_dtype == "float32"
+            and not config.shard_states
+            and may_pack(model)
+        ),
     )
 
 

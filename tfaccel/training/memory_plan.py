@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.keras_internals.replica import local_replicas
+from tfaccel.keras_internals.sharded_states import is_elementwise, is_sharded, num_bytes_held
 from tfaccel.process.out_of_memory import asked_bytes
 from tfaccel.runtime.devices import Device
 from tfaccel.runtime.gpu_usage import GpuUsage
@@ -98,6 +99,20 @@ class Plan:
         return min(rows, max(0, math.floor(rows * room / self.activations)))
 
 
+def saved_by_slices(model: keras.Model, plan: Plan) -> int:
+    """Returns the bytes that a replica would save with sharded states of the compiled optimizer."""
+    num_replicas, optimizer = model.distribute_strategy.num_replicas_in_sync, model.optimizer
+    is_possible = optimizer is not None and is_elementwise(optimizer)
+    if num_replicas == 1 or not is_possible or any(map(is_sharded, optimizer.variables)):
+        return 0
+    return saved_of(plan.optimizer, bytes_of(model.trainable_variables), num_replicas)
+
+
+def saved_of(optimizer: int, weights: int, num_replicas: int) -> int:
+    """Returns the same of bytes of states and weights: a replica also keeps a slice of weights."""
+    return max(0, (optimizer * (num_replicas - 1) - weights) // num_replicas)
+
+
 def read_plan(model: keras.Model, text: str, *, trains: bool) -> Plan:
     """Returns where memory went, as far as this process knows.
 
@@ -105,7 +120,7 @@ def read_plan(model: keras.Model, text: str, *, trains: bool) -> Plan:
     """
     plan = Plan(
         parameters=bytes_of(model.variables),
-        optimizer=bytes_of(getattr(model.optimizer, "variables", ())),
+        optimizer=num_bytes_held(getattr(model.optimizer, "variables", ())),
         gradients=bytes_of(model.trainable_variables) if trains else 0,
     )
     gpus = gpus_of(model)

@@ -37,6 +37,8 @@ class Situation:
       step: its settings.
       trains: whether it trains.
       half_precision: whether activations have 16 bits already.
+      saved_by_slices: the bytes that `shard_states` would save; 0 if it cannot.
+      packs_states: whether the optimizer can keep its moments in another dtype.
     """
 
     plan: Plan
@@ -45,6 +47,8 @@ class Situation:
     step: StepConfig = dataclasses.field(default_factory=StepConfig)
     trains: bool = True
     half_precision: bool = True
+    saved_by_slices: int = 0
+    packs_states: bool = False
 
     @property
     def rows(self) -> int | None:
@@ -301,6 +305,52 @@ def _in_halves(situation: Situation, _) -> Situation:
     return dataclasses.replace(situation.with_activations(HALF_TAKES), half_precision=True)
 
 
+# ----- states of the optimizer
+
+
+def _fits(plan: Plan) -> bool:
+    """Returns whether all fits, or may fit if the plan does not tell."""
+    room = plan.room
+    return room is None or (plan.activations or 0) <= (1 - FRAGMENTS) * room
+
+
+def _without(situation: Situation, num_bytes: int, **settings) -> Situation:
+    """Returns the situation with so many bytes less of the optimizer's states."""
+    plan = dataclasses.replace(situation.plan, optimizer=situation.plan.optimizer - num_bytes)
+    step = dataclasses.replace(situation.step, **settings)
+    after = {"saved_by_slices": 0, "packs_states": False}  # one of both
+    return dataclasses.replace(situation, plan=plan, step=step, **after)
+
+
+def _in_slices(situation: Situation, _) -> Situation:
+    return _without(situation, situation.saved_by_slices, shard_states=True)
+
+
+def _slices(situation: Situation) -> bool | None:
+    may = situation.trains and situation.saved_by_slices >= 2**20
+    return True if may and _fits(_in_slices(situation, True).plan) else None
+
+
+def _more_slices(situation: Situation, value: bool | None) -> bool | None:
+    return True if value is None and situation.saved_by_slices >= 2**20 else None
+
+
+def _packed(situation: Situation, dtype: str) -> Situation:
+    left = {"bfloat16": 0.5, "8bit": 0.26}[dtype]  # with a float32 for 256 values
+    return _without(situation, math.floor((1 - left) * situation.plan.optimizer), state_dtype=dtype)
+
+
+def _packing(situation: Situation) -> str | None:
+    if not situation.trains or not situation.packs_states:
+        return None
+    dtypes = ("bfloat16", "8bit")
+    return next((each for each in dtypes if _fits(_packed(situation, each).plan)), None)
+
+
+def _more_packing(situation: Situation, value: str | None) -> str | None:
+    return "8bit" if situation.packs_states and value != "8bit" else None
+
+
 WAYS = [
     Way(
         "step.accumulation_steps",
@@ -320,6 +370,24 @@ WAYS = [
         times=_time_of_remat,
         changes="the same result",
         keeps_result=True,
+    ),
+    Way(
+        "step.shard_states",
+        value=_slices,
+        stronger=_more_slices,
+        after=_in_slices,
+        times=lambda *_: 1.05,  # not measured: gradients and weights move about twice the bytes
+        changes="the same result",
+        keeps_result=True,
+    ),
+    Way(
+        "step.state_dtype",
+        value=_packing,
+        stronger=_more_packing,
+        after=_packed,
+        times=lambda *_: 1.0,
+        changes="moments of fewer bits",
+        keeps_result=False,
     ),
     Way(
         "data.global_batch_size",

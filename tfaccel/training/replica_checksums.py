@@ -1,7 +1,8 @@
 """Checks that every replica of every worker holds the same variables, bit for bit.
 
 Takes a compiled Keras model, which must be built at the first check; names the first variable that
-differs. Metrics are not checked, because each replica's metrics count only that replica's rows.
+differs. Metrics are not checked, because each replica's metrics count only that replica's rows. Nor
+are sharded states of optimizers, because each replica has another slice of them.
 
     audit = Audit(model)
     audit.make_equal()                    # at the start: gives all replicas replica 0's values
@@ -18,6 +19,7 @@ import tensorflow as tf
 from tfaccel.common.errors import RunError
 from tfaccel.keras_internals.model_view import state_of
 from tfaccel.keras_internals.replica import Replica, local_replicas
+from tfaccel.keras_internals.sharded_states import is_sharded
 from tfaccel.keras_internals.variables import components, is_distributed
 from tfaccel.runtime import collectives
 
@@ -86,8 +88,10 @@ class Audit:
 
     @functools.cached_property
     def _variables(self) -> list:
-        # A variable that no strategy distributes has one value only.
-        return [each for each in state_of(self._model) if is_distributed(each)]
+        # A variable that no strategy distributes has one value only. Of a sharded one, each replica
+        # has another slice, and no other replica has it, too.
+        found = filter(is_distributed, state_of(self._model))
+        return [each for each in found if not is_sharded(each)]
 
     @functools.cached_property
     def _replicas(self) -> list[Replica]:

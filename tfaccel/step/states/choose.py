@@ -63,6 +63,16 @@ def set_states(model: keras.Model, state_dtype: str) -> None:
             _tell(each, model, state_dtype, fits)
 
 
+def may_pack(model: keras.Model) -> bool:
+    """Returns whether the states of a compiled model's optimizers could be kept in fewer bytes."""
+    wrapped = [each for own in every_optimizer(model) for each in optimizers_of(own)]
+    optimizers = [each for each in wrapped if len(optimizers_of(each)) == 1]
+    return bool(optimizers) and all(
+        is_known(each) and not getattr(each, "centered", False) and num_states(each)
+        for each in optimizers
+    )
+
+
 def _check(optimizer, state_dtype: str) -> None:
     kind = type(optimizer).__name__
     if not is_known(optimizer):

@@ -295,12 +295,15 @@ class Checkpoints(keras.callbacks.Callback):
             # When a worker is lost, NCCL breaks off its sums, and their partial results are taken
             # for sums. So nothing is saved unless all workers answer each other after the copy.
             with together(self._strategy, "could not copy its state"):
-                snapshot = self._snapshot(epoch, step, metrics) if self.is_chief else None
+                sharded = state_lib.sharded_states(self.model, kept=self.is_chief)
+                snapshot = self._snapshot(epoch, step, metrics, sharded) if self.is_chief else None
             if self.is_chief:  # it waits until the previous checkpoint is written
                 self._writer.write(snapshot, score=score, tested=tested)
         self._saving_s += time.monotonic() - begun
 
-    def _snapshot(self, epoch: int, step: int, metrics: state_lib.Arrays) -> Snapshot:
+    def _snapshot(
+        self, epoch: int, step: int, metrics: state_lib.Arrays, sharded: state_lib.Arrays
+    ) -> Snapshot:
         callbacks, arrays = state_lib.of_callbacks(self._others)
         begun = self._begun.state
         state = {
@@ -313,7 +316,7 @@ class Checkpoints(keras.callbacks.Callback):
             "logs": {name: float(each) for name, each in self._logs.items()},
             "callbacks": callbacks,
         }
-        arrays = metrics | arrays | state_lib.variables(self.model)
+        arrays = metrics | arrays | state_lib.variables(self.model, sharded)
         return Snapshot(arrays, json.loads(json.dumps(state)))
 
     def _score(self, logs: dict) -> float | None:

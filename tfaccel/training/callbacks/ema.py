@@ -17,6 +17,7 @@ import keras
 from tfaccel.common.errors import UserError
 from tfaccel.keras_internals.model_view import optimizers_of
 from tfaccel.keras_internals.optimizers import averaged_weights
+from tfaccel.keras_internals.sharded_states import is_sharded
 from tfaccel.keras_internals.variables import components
 
 
@@ -41,6 +42,8 @@ class EMA(keras.callbacks.Callback):
         if self._num_updates() == 0:
             for weight, average in self._pairs():
                 average.assign(weight)
+            for weight, average in self._sharded():
+                average.put(components(weight)[0])
 
     def on_test_begin(self, logs=None):
         """Swaps weights and averages."""
@@ -52,6 +55,20 @@ class EMA(keras.callbacks.Callback):
         if self._is_swapped:
             self._swap()
 
+    def is_in_weights(self) -> bool:
+        """Returns whether the weights are the averages already, as after `fit`.
+
+        It asks only where other workers, which may not call this, have slices of the averages.
+
+        Raises:
+          UserError: they have, and the weights are no averages.
+        """
+        others = [each for each in self._sharded() if not each[1].is_here]
+        if all(average.is_of(components(weight)[0]) for weight, average in others):
+            return bool(others)
+        others[0][1].check_is_here()
+        return False
+
     def _num_updates(self) -> int:
         return int(self.model.optimizer.iterations.numpy())
 
@@ -60,6 +77,12 @@ class EMA(keras.callbacks.Callback):
             before = weight.read_value()
             weight.assign(average)
             average.assign(before)
+        for weight, average in self._sharded():
+            own = components(weight)
+            whole, before = average.gathered(self.model.distribute_strategy), own[0].read_value()
+            for each in own:
+                each.assign(whole)
+            average.put(before)
         self._is_swapped = not self._is_swapped
 
     def _pairs(self) -> list[tuple]:
@@ -68,7 +91,17 @@ class EMA(keras.callbacks.Callback):
             pair
             for optimizer in check_averages(self.model)
             for weight, average in averaged_weights(optimizer)
+            if not is_sharded(average)
             for pair in zip(components(weight), components(average), strict=True)
+        ]
+
+    def _sharded(self) -> list[tuple]:
+        """Returns (weight, average), as Keras variables, where each replica has a slice of it."""
+        return [
+            (weight, average)
+            for optimizer in check_averages(self.model)
+            for weight, average in averaged_weights(optimizer)
+            if is_sharded(average)
         ]
 
 
@@ -96,10 +129,13 @@ def averages_of(model: keras.Model) -> Iterator[None]:
     """Replaces the model's weights by their averages within the context.
 
     Raises:
-      UserError: the model's optimizer keeps no average.
+      UserError: the model's optimizer keeps no average, or other workers have slices of it.
     """
     averages = EMA()
     averages.set_model(model)
+    if averages.is_in_weights():
+        yield
+        return
     averages.on_test_begin()
     try:
         yield

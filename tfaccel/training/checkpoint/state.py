@@ -29,6 +29,7 @@ from tfaccel.keras_internals.model_view import (
     runs_eagerly,
     state_of,
 )
+from tfaccel.keras_internals.sharded_states import is_sharded
 from tfaccel.keras_internals.variables import components
 from tfaccel.runtime.agreement import of_workers
 from tfaccel.training.checkpoint.state_dtypes import converted
@@ -48,13 +49,34 @@ KERAS_STATELESS = {"CSVLogger", "History", "LambdaCallback", "LearningRateSchedu
 KERAS_STATELESS |= {"ProgbarLogger", "RemoteMonitor", "TensorBoard", "TerminateOnNaN"}
 
 
-def variables(model: keras.Model) -> Arrays:
-    """Returns the variables that are the same on every replica, from this worker's replica 0."""
-    arrays = {
-        _name("variable", index, each): _of_first_replica(each).numpy()
-        for index, each in enumerate(state_of(model))
-    }
+def variables(model: keras.Model, sharded: Arrays | None = None) -> Arrays:
+    """Returns the variables that are the same on every replica, from this worker's replica 0.
+
+    Args:
+      model: built and compiled.
+      sharded: from `sharded_states`; None to read the states here, which one worker alone cannot.
+    """
+    arrays = sharded_states(model) if sharded is None else sharded
+    for index, each in enumerate(state_of(model)):
+        if not is_sharded(each):
+            arrays[_name("variable", index, each)] = _of_first_replica(each).numpy()
     return arrays | {TRAINED: _are_trained(model)}
+
+
+def sharded_states(model: keras.Model, *, kept: bool = True) -> Arrays:
+    """Returns the states of which each replica keeps a slice, whole. All workers must call it.
+
+    Args:
+      model: built and compiled.
+      kept: False to take part and return nothing, so that this worker holds one state at a time.
+    """
+    strategy, arrays = model.distribute_strategy, {}
+    for index, each in enumerate(state_of(model)):
+        if is_sharded(each):
+            whole = each.gathered(strategy)
+            if kept:
+                arrays[_name("variable", index, each)] = whole.numpy()
+    return arrays
 
 
 def num_bytes(model: keras.Model) -> int:
@@ -101,6 +123,9 @@ def put_variables(
         _check_alike(variable, name, array)
     for variable, array in zip(ours, theirs.values(), strict=True):
         if variable.name == keep:
+            continue
+        if is_sharded(variable):
+            variable.put(array)
             continue
         for component in components(variable):
             component.assign(array)
@@ -277,10 +302,11 @@ def _of(kind: str, arrays: Arrays) -> Arrays:
 
 def _check_alike(variable, name: str, array: np.ndarray) -> None:
     own = _of_first_replica(variable)
-    if tuple(own.shape) != array.shape or own.dtype.as_numpy_dtype != array.dtype.type:
+    shape = tuple(variable.shape)  # of a sharded state the whole one
+    if shape != array.shape or own.dtype.as_numpy_dtype != array.dtype.type:
         raise UserError(
             f"{name} of the checkpoint is {array.dtype.name} {list(array.shape)}, but "
-            f"{variable.path} of this model is {own.dtype.name} {own.shape.as_list()}; build the "
+            f"{variable.path} of this model is {own.dtype.name} {list(shape)}; build the "
             "same model and optimizer as before"
         )
 
