@@ -25,6 +25,7 @@ PAGES = {
     "diagnostics": "diagnostics/README.md",
     "notebook": "process/README.md",
     "security": "common/SECURITY.md",
+    "install": "common/INSTALL.md",
 }
 
 
