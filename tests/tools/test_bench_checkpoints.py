@@ -25,10 +25,10 @@ def test_the_time_that_a_checkpoint_takes_is_counted(tool, setup, tmp_path, caps
     monkeypatch.setattr("tfaccel.run.warn_at_start", lambda *_: None)  # of an export
     snapshot, places = checkpoints.Checkpoints._snapshot, []
 
-    def slow(self, epoch, step, metrics):
+    def slow(self, epoch, step, *rest):
         places.append((epoch, step))
         time.sleep(0.1)
-        return snapshot(self, epoch, step, metrics)
+        return snapshot(self, epoch, step, *rest)
 
     monkeypatch.setattr(checkpoints.Checkpoints, "_snapshot", slow)
     output = tmp_path / "found.json"

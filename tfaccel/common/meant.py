@@ -207,10 +207,10 @@ COMMANDS = {
         "; `tfaccel profile` measures what limits a run, and `tfaccel compare` measures all ways "
         "to train it on this machine"
     ),
-    "tune sweep search hpo optimize": (
-        "; `tfaccel profile --search` finds loader settings, `tfaccel compare` finds the fastest "
-        "way to train, and `tfaccel autobatch` finds the largest batch. For other settings, write "
-        "a loop over `tfaccel train`"
+    "tune sweep hpo optimize": (
+        "; `tfaccel search` finds values of a config's fields, `tfaccel profile --search` loader "
+        "settings, `tfaccel compare` the fastest way to train, and `tfaccel autobatch` the largest "
+        "batch"
     ),
     "distributed torchrun multi-gpu spawn srun mpirun": (
         "; did you mean `tfaccel launch --nproc-per-node=2 train ...`?"

@@ -38,7 +38,7 @@ def compare_nothing(monkeypatch):
     monkeypatch.setattr(at_start, "Rehearsal", NotRehearsed)
     monkeypatch.setattr(at_start, "_check_pixels", lambda *_, **__: None)
     monkeypatch.setattr(saved_model, "write", lambda *_, **__: None)
-    question = types.SimpleNamespace(ask=lambda _: parity.Parity(1, ()))
+    question = types.SimpleNamespace(inputs={}, ask=lambda _: parity.Parity(1, ()))
     monkeypatch.setattr(parity, "about_images", lambda *_, **__: question)
 
 
