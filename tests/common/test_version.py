@@ -39,11 +39,13 @@ def test_tensorflow_for_gpus_has_the_versions_of_that_for_cpus():
     assert on_gpus.specifier == RANGES["tensorflow"]
 
 
-def test_readme_names_the_versions_of_pyproject():
-    readme = (ROOT / "README.md").read_text()
-    for text in re.findall(r"'((?:tensorflow|keras|nvidia-dali)[^']*[<>=~][^']*)'", readme):
+def test_the_page_on_installing_names_the_versions_of_pyproject():
+    page = (ROOT / "tfaccel/common/INSTALL.md").read_text()
+    found = re.findall(r"'((?:tensorflow|keras|nvidia-dali)[^']*[<>=~][^']*)'", page)
+    assert found
+    for text in found:
         assert Requirement(text).specifier == RANGES[Requirement(text).name], text
-    (pinned,) = re.findall(r"TensorFlow (\S+), Keras (\S+) and DALI (\S+) are pinned", readme)
+    (pinned,) = re.findall(r"TensorFlow (\S+), Keras (\S+) and DALI (\S+) are pinned", page)
     names = ("tensorflow", "keras", "nvidia-dali-cuda120")
     assert [minor_alone(each) for each in pinned] == [RANGES[each] for each in names]
 
