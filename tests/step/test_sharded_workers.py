@@ -56,7 +56,7 @@ model = train("last", 1, shard_states=True)[0]
 slots = [each for each in model.optimizer.variables if is_sharded(each)]
 found["slots"] = [each._value.values[0].shape.num_elements() for each in slots[:2]]
 try:
-    model.save("unused.keras")
+    model.save(pathlib.Path({root!r}) / "unused.keras")
 except tfaccel.UserError as error:
     found["refused"] = str(error)
 run.compile(model, model.optimizer, "mse")
