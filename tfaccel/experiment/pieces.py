@@ -18,7 +18,6 @@ at all. When the last piece is there, all of them become the one file. Needs no 
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import pathlib
@@ -26,8 +25,8 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 
-from tfaccel.common.disk_errors import not_written
-from tfaccel.common.errors import RunError, UserError
+from tfaccel.common.continued_output import check_settings, errors_in_words, locked
+from tfaccel.common.errors import UserError
 from tfaccel.common.own_files import open_own, replace
 from tfaccel.common.regular_file import read_regular
 from tfaccel.experiment.row_files import Column, Form
@@ -81,20 +80,11 @@ class Pieces:
         """
         if self._path.exists():
             raise UserError(f"output {self._path} exists; give a new file")
-        with self._errors_in_words():
+        with errors_in_words(self._path):
             self._folder.mkdir(exist_ok=True)
-            lock = open_own(self._folder / LOCK, os.O_RDWR | os.O_CREAT)
-        try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunError(
-                    f"another process writes to {self._folder}; wait for it, or give another output"
-                ) from None
+        with locked(self._folder / LOCK, folder=self._folder, output=self._path):
             self._begin()
             yield self
-        finally:
-            os.close(lock)
 
     def add(self, row: Sequence[object]) -> None:
         """Adds the next row; a full piece is written.
@@ -105,7 +95,7 @@ class Pieces:
         self._rows.append(row)
         is_last = self.start + len(self._rows) == self._num_rows
         if len(self._rows) == self._rows_per_piece or is_last:
-            with self._errors_in_words():
+            with errors_in_words(self._path):
                 replace(self._piece(self.start), self._form.encoded(self._columns, self._rows))
             self.start, self._rows = self.start + len(self._rows), []
 
@@ -125,7 +115,7 @@ class Pieces:
         """
         unfinished = self._folder / self._whole
         parts = [self._piece(row) for row in range(0, self._num_rows, self._rows_per_piece)]
-        with self._errors_in_words():
+        with errors_in_words(self._path):
             with open(open_own(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
                 self._form.join(self._columns, parts, file)
                 file.flush()
@@ -137,7 +127,7 @@ class Pieces:
         """Checks what an earlier process left, and finds the first row that is missing."""
         settings = self._folder / SETTINGS
         ours = [LOCK, SETTINGS, self._whole]
-        with self._errors_in_words():
+        with errors_in_words(self._path):
             there = [each for each in os.listdir(self._folder) if each not in ours]
             piece = rf"\d{{8}}{re.escape(self._form.ending)}"
             # A killed process may leave the hidden file that it wrote: see `replace`.
@@ -149,26 +139,14 @@ class Pieces:
                     "another output"
                 )
             if settings.exists():
-                self._check(read_regular(settings))
+                check_settings(
+                    settings, read_regular(settings), self._settings, folder=self._folder
+                )
             else:
                 replace(settings, (json.dumps(self._settings, indent=2) + "\n").encode())
             starts = range(0, self._num_rows, self._rows_per_piece)
             missing = (each for each in starts if not self._piece(each).is_file())
             self.start = next(missing, self._num_rows)
-
-    def _check(self, written: bytes) -> None:
-        try:
-            before = json.loads(written)
-        except ValueError:
-            before = None
-        if not isinstance(before, dict):
-            raise UserError(f"{self._folder / SETTINGS} is damaged; remove {self._folder}")
-        names = [name for name in self._settings if before.get(name) != self._settings[name]]
-        if names:
-            raise UserError(
-                f"{self._folder} has the first part of another output: its {', '.join(names)} "
-                "differ; give the same files and flags to continue it, or remove it to start again"
-            )
 
     def _piece(self, row: int) -> pathlib.Path:
         return self._folder / f"{row // self._rows_per_piece:08d}{self._form.ending}"
@@ -176,13 +154,3 @@ class Pieces:
     @property
     def _whole(self) -> str:
         return f"whole{self._form.ending}"
-
-    @contextlib.contextmanager
-    def _errors_in_words(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise RunError(
-                f"output {self._path} {not_written(error, self._path.parent)}; then run the same "
-                "command again, which continues"
-            ) from error

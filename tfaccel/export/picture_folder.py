@@ -12,7 +12,6 @@ masks/.predict.json   what the pictures were computed from; it is there until al
 """
 
 import contextlib
-import fcntl
 import io
 import json
 import os
@@ -21,9 +20,9 @@ from collections.abc import Iterator, Mapping
 
 import PIL.Image
 
-from tfaccel.common.disk_errors import not_written
-from tfaccel.common.errors import RunError, UserError
-from tfaccel.common.own_files import open_own, replace
+from tfaccel.common.continued_output import check_settings, errors_in_words, locked
+from tfaccel.common.errors import UserError
+from tfaccel.common.own_files import replace
 from tfaccel.common.regular_file import read_regular
 
 SETTINGS = ".predict.json"
@@ -61,25 +60,17 @@ class PictureFolder:
           RunError: another process writes there, or the folder cannot be written.
         """
         file = self.path / SETTINGS
-        with self._errors_in_words():
+        with errors_in_words(self.path):
             is_new = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
-            if not is_new and not is_begun(self.path):
-                raise UserError(f"output {self.path} exists; give a new folder")
-            lock = open_own(file, os.O_RDWR | os.O_CREAT)
-        try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunError(
-                    f"another process writes to {self.path}; wait for it, or give another output"
-                ) from None
-            self._check(read_regular(file))
-            with self._errors_in_words():
+        if not is_new and not is_begun(self.path):
+            raise UserError(f"output {self.path} exists; give a new folder")
+        with locked(file, folder=self.path, output=self.path) as lock:
+            if written := read_regular(file):  # else killed before it wrote them
+                check_settings(file, written, self._settings, folder=self.path)
+            with errors_in_words(self.path):
                 os.pwrite(lock, json.dumps(self._settings).encode(), 0)
             yield
-        finally:
-            os.close(lock)
 
     def has(self, name: str) -> bool:
         """Returns whether a picture is there already."""
@@ -93,38 +84,12 @@ class PictureFolder:
         """
         path, encoded = self.path / name, io.BytesIO()
         picture.save(encoded, format="PNG")
-        with self._errors_in_words():
+        with errors_in_words(self.path):
             path.parent.mkdir(parents=True, exist_ok=True)
             replace(path, encoded.getvalue())
         return path
 
     def finish(self) -> None:
         """Notes that all pictures are there. The folder is an ordinary one from then on."""
-        with self._errors_in_words():
+        with errors_in_words(self.path):
             os.unlink(self.path / SETTINGS)
-
-    def _check(self, written: bytes) -> None:
-        if not written:  # by a process that was killed before it wrote them
-            return
-        try:
-            before = json.loads(written)
-        except ValueError:
-            before = None
-        if not isinstance(before, dict):
-            raise UserError(f"{self.path / SETTINGS} is damaged; remove {self.path}")
-        names = [name for name in self._settings if before.get(name) != self._settings[name]]
-        if names:
-            raise UserError(
-                f"{self.path} has the first part of another output: its {', '.join(names)} differ; "
-                "give the same files and flags to continue it, or remove it to start again"
-            )
-
-    @contextlib.contextmanager
-    def _errors_in_words(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise RunError(
-                f"output {self.path} {not_written(error, self.path.parent)}; then run the same "
-                "command again, which continues"
-            ) from error
