@@ -19,8 +19,8 @@ from tfaccel.diagnostics.auto_batch import (
     largest_batch,
     train_briefly,
     with_batch,
-    with_settings,
 )
+from tfaccel.diagnostics.profile.knobs import with_changes
 from tfaccel.process import isolate
 from tfaccel.process.isolate import IsolatedError
 from tfaccel.training.memory_plan import Plan
@@ -183,7 +183,7 @@ def test_the_forecast_of_a_smaller_batch_tells_where_to_begin(monkeypatch, tmp_p
 def test_parts_begin_with_those_of_the_config(monkeypatch, tmp_path):
     tried = []
     in_children(monkeypatch, too_many(tmp_path, 500, tried))
-    assert auto_saving(with_settings(BATCH, {"step.accumulation_steps": 3})).settings == {}
+    assert auto_saving(with_changes(BATCH, {"step.accumulation_steps": 3})).settings == {}
     assert tried == [160]
 
 

@@ -25,6 +25,7 @@ from tfaccel.common.errors import UserError
 from tfaccel.common.run_log import summary
 from tfaccel.common.tables import in_figures
 from tfaccel.config import Config
+from tfaccel.diagnostics.profile.knobs import with_changes
 from tfaccel.experiment.open_data import open_source
 from tfaccel.experiment.thaw import stages_of
 from tfaccel.experiment.train import enter_stage, prepare
@@ -237,7 +238,7 @@ def _fitting(
     while value is not None:
         settings = already | {way.field: value}
         said = ", ".join(f"{field}={each}" for field, each in settings.items())
-        if tried := _tried(with_settings(config, settings), said):
+        if tried := _tried(with_changes(config, settings), said):
             return Saving(settings, tried.step_s, None)
         value = way.stronger(situation, value)
     return None
@@ -249,15 +250,6 @@ def with_batch(config: Config, global_batch_size: int) -> Config:
         config.data, global_batch_size=global_batch_size, batch_per_replica=None
     )
     return dataclasses.replace(config, data=data)
-
-
-def with_settings(config: Config, settings: dict[str, object]) -> Config:
-    """Returns the experiment with other values of some fields, e.g. {"step.remat": "blocks"}."""
-    for field, value in settings.items():
-        room, _, name = field.partition(".")
-        changed = dataclasses.replace(getattr(config, room), **{name: value})
-        config = dataclasses.replace(config, **{room: changed})
-    return config
 
 
 def _fits(config: Config, what: str) -> bool:

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.common.errors import UserError
-from tfaccel.export.saved_model import Images, inputs_to_outputs, outputs_apart, pixels_to_answers
+from tfaccel.export.saved_model import Images, outputs_apart
 
 CALIBRATED_BY = 100  # inputs at most, one by one
 
@@ -47,10 +47,7 @@ def write(
     Raises:
       UserError: LiteRT does not support an operation of the model.
     """
-    function, specs = (
-        pixels_to_answers(model, images) if images else inputs_to_outputs(model, names)
-    )
-    function = outputs_apart(function, {each.name for each in specs})
+    function, specs = outputs_apart(model, images, names)
     weights = [(each, each.numpy()) for each in model.variables]
 
     def of_constants(*given):

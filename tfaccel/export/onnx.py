@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.common.errors import UserError
-from tfaccel.export.saved_model import Images, inputs_to_outputs, outputs_apart, pixels_to_answers
+from tfaccel.export.saved_model import Images, outputs_apart
 
 OPSET = 18  # of ONNX 1.13; onnxruntime supports it since 1.14
 LIBRARIES = ("tf2onnx", "onnx", "onnxruntime")
@@ -59,11 +59,8 @@ def write(
     # Its optimizer starts a session on every GPU, also on GPUs that this run does not use. The
     # session would take all their memory.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    function, specs = (
-        pixels_to_answers(model, images) if images else inputs_to_outputs(model, names)
-    )
-    named = outputs_apart(function, {each.name for each in specs})
-    traced = tf.function(named, input_signature=specs, autograph=False)
+    function, specs = outputs_apart(model, images, names)
+    traced = tf.function(function, input_signature=specs, autograph=False)
     written, _ = tf2onnx.convert.from_function(
         traced, input_signature=specs, opset=OPSET, custom_op_handlers={"Erfc": (_erfc, [])}
     )

@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import pathlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
@@ -131,8 +131,20 @@ def outputs_by_name(outputs) -> dict[str, tf.Tensor]:
     return {f"output_{i}": each for i, each in enumerate(tf.nest.flatten(outputs))}
 
 
-def outputs_apart(function: Callable, input_names: set[str]) -> Callable:
-    """Returns the function with its outputs by name, none of which is the name of an input."""
+def outputs_apart(model: keras.Model, images: Images | None, names: Sequence[str]):
+    """Returns the function of `serving_default` and its signature, with its outputs by name.
+
+    None of these is the name of an input, because some formats have one set of names.
+
+    Args:
+      model: built, functional or Sequential.
+      images: preprocessing and answers around it; None for the model alone.
+      names: for the model alone, the names of its inputs in their order.
+    """
+    function, specs = (
+        pixels_to_answers(model, images) if images else inputs_to_outputs(model, names)
+    )
+    input_names = {each.name for each in specs}
 
     def call(*inputs):
         outputs = outputs_by_name(function(*inputs))
@@ -141,7 +153,7 @@ def outputs_apart(function: Callable, input_names: set[str]) -> Callable:
             for name, each in outputs.items()
         }
 
-    return call
+    return call, specs
 
 
 def structured(model: keras.Model, inputs):
