@@ -276,7 +276,7 @@ def test_missing_libraries_are_named_with_the_extra_before_anything_is_written(
 ):
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        onnx.importlib.util, "find_spec", lambda name: None if name in missing else find(name)
+        importlib.util, "find_spec", lambda name: None if name in missing else find(name)
     )
     run = setup()
     with pytest.raises(UserError, match=f"^{', '.join(missing)} is not installed.*--extra onnx"):

@@ -1,7 +1,6 @@
 """The command that searches a config's fields with Optuna."""
 
 import datetime
-import importlib.util
 import pathlib
 
 from absl import flags
@@ -11,6 +10,7 @@ from tfaccel.cli.command import OF_CONFIG, command
 from tfaccel.cli.flags import folder_to_be
 from tfaccel.common import run_log
 from tfaccel.common.errors import UserError
+from tfaccel.common.extras import how_to_add, is_installed
 from tfaccel.common.flags import Flag
 from tfaccel.common.local_path import local_path
 from tfaccel.common.tables import show_json
@@ -61,10 +61,10 @@ from tfaccel.training.trackers import check_installed
 )
 def search(values: flags.FlagValues, file: str) -> int:
     """Searches, and prints the best trial as one JSON line."""
-    if importlib.util.find_spec("optuna") is None:
+    if not is_installed("optuna"):
         raise UserError(
-            "optuna is not installed, but the search needs it; add the extra: uv run --extra "
-            "optuna tfaccel ..., or pip install 'tfaccel[optuna]'"
+            "optuna is not installed, but the search needs it; add the extra: "
+            f"{how_to_add('optuna')}"
         )
     if not values.space:
         raise UserError(

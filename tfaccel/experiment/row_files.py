@@ -13,7 +13,6 @@ folder with the parts of half the images for all of them.
 """
 
 import csv
-import importlib.util
 import io
 import pathlib
 import shutil
@@ -21,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from typing import BinaryIO, NamedTuple, Protocol
 
 from tfaccel.common.errors import UserError
+from tfaccel.common.extras import how_to_add, is_installed
 from tfaccel.common.redact import shown
 
 # The values in a row group of a Parquet file, about: few groups are read fast, and one must fit
@@ -79,11 +79,10 @@ def form_of(path: pathlib.Path) -> Form:
             f"output {path} ends in {shown(ending) if ending else 'nothing'}; give a file that "
             f"ends in {' or '.join(ENDINGS)}"
         )
-    if importlib.util.find_spec("pyarrow") is None:
+    if not is_installed("pyarrow"):
         raise UserError(
             f"output {path} is a Parquet file, which needs pyarrow, and that is not installed; add "
-            "the extra (uv run --extra parquet tfaccel ..., or pip install 'tfaccel[parquet]'), or "
-            "give a file that ends in .csv"
+            f"the extra ({how_to_add('parquet')}), or give a file that ends in .csv"
         )
     return Parquet()
 

@@ -11,7 +11,6 @@ as in a model that restores images, so such an output gets the suffix "_output".
 The libraries are in the extra `onnx`.
 """
 
-import importlib.util
 import logging
 import os
 import pathlib
@@ -22,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.common.errors import UserError
+from tfaccel.common.extras import how_to_add, is_installed
 from tfaccel.export.saved_model import Images, outputs_apart
 
 OPSET = 18  # of ONNX 1.13; onnxruntime supports it since 1.14
@@ -30,11 +30,11 @@ LIBRARIES = ("tf2onnx", "onnx", "onnxruntime")
 
 def check_installed() -> None:
     """Raises UserError if the libraries that write and check ONNX are not installed."""
-    missing = [each for each in LIBRARIES if importlib.util.find_spec(each) is None]
+    missing = [each for each in LIBRARIES if not is_installed(each)]
     if missing:
         raise UserError(
-            f"{', '.join(missing)} is not installed, but ONNX needs it; add the extra: uv run "
-            "--extra onnx tfaccel ..., or pip install 'tfaccel[onnx]'"
+            f"{', '.join(missing)} is not installed, but ONNX needs it; add the extra: "
+            f"{how_to_add('onnx')}"
         )
 
 

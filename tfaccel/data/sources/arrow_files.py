@@ -13,7 +13,6 @@ Needs pyarrow.
 import contextlib
 import dataclasses
 import hashlib
-import importlib.util
 import json
 import os
 import pathlib
@@ -24,6 +23,7 @@ import numpy as np
 
 from tfaccel.common.disk_errors import check_free, not_written
 from tfaccel.common.errors import RunError, UserError
+from tfaccel.common.extras import how_to_add, is_installed
 from tfaccel.common.regular_file import read_regular
 from tfaccel.common.run_log import summary
 from tfaccel.common.tables import counted
@@ -57,10 +57,9 @@ class Tables:
 
 def check_pyarrow(what: object) -> None:
     """Raises UserError if pyarrow is not installed, which is needed to read `what`."""
-    if importlib.util.find_spec("pyarrow") is None:
+    if not is_installed("pyarrow"):
         raise UserError(
-            f"{what} needs pyarrow, which is not installed; add the extra (uv run --extra parquet "
-            "tfaccel ..., or pip install 'tfaccel[parquet]')"
+            f"{what} needs pyarrow, which is not installed; add the extra ({how_to_add('parquet')})"
         )
 
 

@@ -18,11 +18,11 @@ logs is that of a wrong step if an execution has several steps. Neither knows wh
 goes on (mlflow 3.17, wandb 0.31; 2026-11-30).
 """
 
-import importlib.util
 import pathlib
 from collections.abc import Sequence
 
 from tfaccel.common.errors import UserError
+from tfaccel.common.extras import how_to_add, is_installed
 from tfaccel.training.logs import Record
 
 OUTCOMES = ("finished", "failed", "stopped")  # of a run; "stopped" by a signal
@@ -31,11 +31,10 @@ OUTCOMES = ("finished", "failed", "stopped")  # of a run; "stopped" by a signal
 def check_installed(names: Sequence[str]) -> None:
     """Raises UserError if the library of a tracker is not installed."""
     for each in names:
-        if importlib.util.find_spec(each) is None:
+        if not is_installed(each):
             raise UserError(
-                f"{each} is not installed, but the trackers have it; add the extra: uv run "
-                f"--extra {each} tfaccel ..., or pip install 'tfaccel[{each}]', or leave {each} "
-                "out of --config.log.trackers"
+                f"{each} is not installed, but the trackers have it; add the extra: "
+                f"{how_to_add(each)}, or leave {each} out of --config.log.trackers"
             )
 
 
