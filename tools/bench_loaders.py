@@ -104,57 +104,37 @@ def jpeg_arms(
     """Returns functions that make each JPEG pipeline, by name; the first one is the baseline."""
     source = ImageSource(Blobs(files), np.zeros(len(files), np.int32))
     images = ImageConfig(image_size=(224, 224), mean=MEAN, std=STD)
-    arms = our_arms(
-        ("tf_data", "dali_cpu", "cache", "auto"),
-        source,
-        images,
-        preset("imagenet"),
+    ours = functools.partial(
+        our_arms,
         stored_size=STORED_SIZE,
         folder=scratch,
         batch_size=batch_size,
         num_threads=num_threads,
     )
+    arms = ours(("tf_data", "dali_cpu", "cache", "auto"), source, images, preset("imagenet"))
     rivals = {
         name: lambda window=window: timed(tf_data_of_jpegs(files, batch_size, window), batch_size)
         for name, window in (("tf.data", uniform_window), ("tf.data sdbb", distorted_window))
     }
-    arms |= arrow_arms(files, images, scratch, batch_size=batch_size, num_threads=num_threads)
+    if importlib.util.find_spec("pyarrow") is not None:
+        path = scratch / "images.arrow"
+        write_arrow(files, path)
+        (made,) = ours(("tf_data",), sources.arrow(path), images, preset("imagenet")).values()
+        arms["tf_data, Arrow"] = made
+        if importlib.util.find_spec("datasets") is not None:
+            arms["datasets"] = lambda: timed(datasets_of_arrow(path, batch_size), batch_size)
     return rivals | arms | torch_arm(files, 3, None, batch_size=batch_size)
 
 
-def arrow_arms(
-    files: tuple[str, ...],
-    images: ImageConfig,
-    scratch: pathlib.Path,
-    *,
-    batch_size: int,
-    num_threads: int,
-) -> Arms:
-    """Returns arms that read the images from one Arrow file; none if pyarrow is not installed."""
-    if importlib.util.find_spec("pyarrow") is None:
-        return {}
+def write_arrow(files: tuple[str, ...], path: pathlib.Path) -> None:
+    """Writes the encoded images into one Arrow file, each in a batch of its own."""
     import pyarrow as pa
 
-    path = scratch / "images.arrow"
     schema = pa.schema([("image", pa.binary()), ("label", pa.int64())])
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
         for each in files:
             row = {"image": [pathlib.Path(each).read_bytes()], "label": [0]}
             stream.write_table(pa.table(row, schema=schema))
-    (made,) = our_arms(
-        ("tf_data",),
-        sources.arrow(path),
-        images,
-        preset("imagenet"),
-        stored_size=STORED_SIZE,
-        folder=scratch,
-        batch_size=batch_size,
-        num_threads=num_threads,
-    ).values()
-    arms = {"tf_data, Arrow": made}
-    if importlib.util.find_spec("datasets") is not None:
-        arms["datasets"] = lambda: timed(datasets_of_arrow(path, batch_size), batch_size)
-    return arms
 
 
 def png_arms(

@@ -136,8 +136,8 @@ def checked_selftest(
             "keep-batch",
             False,
             "keep the config's batch size, and find the cheapest setting with which it fits: "
-            "accumulation_steps, remat, or both. Prints the settings, the seconds of a step, and "
-            "these as a multiple of the plain step's",
+            "accumulation_steps, remat, shard_states, or two of them. Prints the settings, the "
+            "seconds of a step, and these as a multiple of the plain step's",
         ),
     ),
     examples=("tfaccel autobatch --config=configs/mnist.py \\\n  --config.data.root=/data/mnist",),
