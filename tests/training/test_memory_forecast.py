@@ -41,6 +41,18 @@ def test_it_is_near_what_xla_assigns_on_the_cpu(tmp_path, names):
         assert 1 - OF_CPU <= forecast / assigned <= 1 + OF_CPU, (name, forecast, assigned)
 
 
+@pytest.mark.parametrize("shards", [False, True])
+def test_sharded_states_count_by_what_a_replica_keeps(shards):
+    def make():
+        return keras.Sequential([keras.Input((64,)), keras.layers.Dense(512)])
+
+    config = StepConfig(shard_states=shards)
+    model = compiled(make, 2, optimizer="adam", loss="mse", config=config)
+    model.fit(np.zeros((8, 64)), np.zeros((8, 512)), verbose=0)
+    weights = 4 * (64 * 512 + 512)
+    assert 0 <= forecast_of(model).plan.optimizer - 2 * weights / (2 if shards else 1) < 100
+
+
 # What XLA for an H100 needs beside weights and batches, of steps in mixed_bfloat16 as
 # tools/gpu_program.py traces them (JAX 0.9, 2026-11-30), and weights, states and batches, in MiB.
 OF_H100 = {

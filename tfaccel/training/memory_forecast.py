@@ -19,6 +19,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.config import StepConfig
+from tfaccel.keras_internals.sharded_states import num_bytes_held
 from tfaccel.step.memory.need import Need
 from tfaccel.training.checkpoint.state import bytes_of
 from tfaccel.training.memory_errors import situation_of
@@ -90,7 +91,7 @@ def forecast_for(model: keras.Model, need: Need) -> Forecast:
     """
     parameters, optimizer = (
         bytes_of(model.variables),
-        bytes_of(getattr(model.optimizer, "variables", ())),
+        num_bytes_held(getattr(model.optimizer, "variables", ())),
     )
     batches, limit, others = need.batches, None, None
     gpus = gpus_of(model)
