@@ -360,7 +360,12 @@ def setup():
 
 @pytest.fixture
 def in_one_function(monkeypatch):
-    """Steps as on the GPUs of one process, but for XLA, which has no collective on the CPU.
+    """Steps as on GPUs: see `sum_in_one_function`."""
+    sum_in_one_function(monkeypatch)
+
+
+def sum_in_one_function(monkeypatch):
+    """Makes steps as on GPUs, whose sums XLA computes, but without XLA, which has none on the CPU.
 
     TensorFlow's own are none for a loop (it ends the process), so that the loop is unrolled.
     """

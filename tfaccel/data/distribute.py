@@ -24,7 +24,7 @@ from tfaccel.data.deferred import Deferred
 from tfaccel.data.placement import Placement
 from tfaccel.data.source import UnreadableError
 from tfaccel.data.weights import Weighing, weighted
-from tfaccel.runtime.agreement import check_same
+from tfaccel.runtime.agreement import check_same, of_workers
 from tfaccel.runtime.devices import Device
 from tfaccel.runtime.private_names import DataAdapter
 
@@ -337,9 +337,7 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         return batch
 
     def _take(self, ticket: object, most: int, *, may_wait: bool) -> list[Deferred] | None:
-        is_alone = self._strategy.num_replicas_in_sync == len(self._devices)
-        too_soon = not may_wait and self.deferred_are_made
-        if ticket is not self._drawing or not is_alone or too_soon:
+        if ticket is not self._drawing or (self.deferred_are_made and not may_wait):
             return None
         if most not in self._at_a_time:
             self._at_a_time[most] = self._choose_number(most)
@@ -373,10 +371,17 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         return getattr(self.data, "deferred_are_made", False)
 
     def _choose_number(self, most: int) -> int:
-        """Returns how many batches one launch takes, at most `most`, and logs why it is fewer."""
+        """Returns how many batches one launch takes, at most `most`, and logs why it is fewer.
+
+        All workers take the same number, because XLA may sum once for a whole launch. So every
+        worker must call it.
+        """
         number, why = 1, "your own pipeline gives them one by one"
         if hasattr(self.data, "at_a_time"):
             number, why = self.data.at_a_time(self._devices, most)
+        fewest = int(of_workers(np.array([number]), self._strategy).min())
+        if fewest < number:
+            number, why = fewest, "another worker can take no more"
         if number < most:
             how = "one batch" if number == 1 else f"{number} batches"
             log.info("data: a launch takes %s, because %s", how, why)
@@ -515,7 +520,10 @@ class _Epoch:
     Attributes:
       pads: whether rows of weight 0 are padding; tfaccel's step reads it.
       are_made: whether the batches of a launch are finished, and wait for each other.
+      ends_alike: True, because the epoch has the same number of batches on every worker.
     """
+
+    ends_alike = True
 
     def __init__(self, loader: Loader):
         self._loader = loader

@@ -280,7 +280,8 @@ class Execution:
         num_steps = self._model.steps_per_execution
         if num_steps == 1 or not hasattr(iterator, "take"):
             return None
-        why, are_made = self.why_one_by_one(), getattr(iterator, "are_made", False)
+        why = self.why_one_by_one(ends_alike=getattr(iterator, "ends_alike", False))
+        are_made = getattr(iterator, "are_made", False)
         if not (are_made or self._step.can_be_in_a_row):
             return None
         if why is not None and are_made and self._step.trains:
@@ -295,15 +296,18 @@ class Execution:
             self._launched = Launches(self._model.steps_per_execution)
         return self._launched
 
-    def why_one_by_one(self) -> str | None:
-        """Returns why finished batches do not wait for others of their launch; None if they do."""
+    def why_one_by_one(self, *, ends_alike: bool = False) -> str | None:
+        """Returns why finished batches do not wait for others of their launch; None if they do.
+
+        `ends_alike` says that the data has the same number of batches on every worker.
+        """
         if runs_eagerly(self._model):
             return "the steps run eagerly"
         if not self.xla:
             return "XLA does not compile the steps"
         if not self._step.can_be_in_a_row:
             return "the sum over the replicas is not part of one XLA function"
-        if self._step.is_of_workers:
+        if self._step.is_of_workers and not ends_alike:
             return "each worker's data may end with another batch"
         if not self._step.trains:
             return "a test is too short to be worth compiling launches of its own"
