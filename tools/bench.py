@@ -16,11 +16,12 @@ machine has enough GPUs. The JSON file of a row has the command, the date, and t
 hardware, versions and stretches of every arm. It is written after each turn.
 
 The rows C, V (images) and L (tokens) train networks of many kinds beside the same ones in compiled
-PyTorch. tools/bench_arms/networks.py has their sizes. The flags for the work, such as --batch, do
-not change them. Each arm of V and L has an empty compile cache, so that the time of its first step
-counts what is compiled. A line for each arm has its rows/s, ms of a step, spread of the stretches,
-peak memory, and start. The row has the ratio of rows/s and the ratio of peak memory. The batches on
-the device do not count as memory, and the rival with the least memory counts.
+PyTorch, and Z trains one beside itself with another setting. tools/bench_arms/networks.py has their
+sizes. The flags for the work, such as --batch, do not change them. Each arm of V and L has an empty
+compile cache, so that the time of its first step counts what is compiled. A line for each arm has
+its rows/s, ms of a step, spread of the stretches, peak memory, and start. The row has the ratio of
+rows/s and the ratio of peak memory. The batches on the device do not count as memory, and the rival
+with the least memory counts.
 
 The rows C measure starts: the seconds to the end of the first step, to the 1,000th, and to full
 speed. Each arm is a process with empty compile caches, one after another. Ours starts again with

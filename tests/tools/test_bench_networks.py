@@ -165,7 +165,8 @@ def test_each_network_has_a_row_whose_sides_have_the_same_work(bench, tiny):
         assert "torch" in row.needs
         ours = bench.with_work(row, bench.parse(["--batch=3"])).ours["mixed_float16"]
         assert ours["batch"] == networks.find(arms[0]["network"], tiny=tiny).batch
-    assert sorted(seen) == sorted(networks.NETWORKS)
+    large = {"resnet152", "vit_l16"}  # for the rows of memory
+    assert sorted(seen) == sorted(networks.NETWORKS.keys() - large)
     assert set(OF_LAUNCHES) < set(seen)
 
 

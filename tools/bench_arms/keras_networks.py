@@ -16,6 +16,7 @@ from bench_arms.networks import DROPOUT, Network
 
 APPLICATIONS = {
     "resnet50": "ResNet50",
+    "resnet152": "ResNet152",
     "efficientnetv2b0": "EfficientNetV2B0",
     "convnext_tiny": "ConvNeXtTiny",
     "mobilenetv3_large": "MobileNetV3Large",
@@ -219,6 +220,7 @@ def attention(network: Network) -> keras.Model:
 
 OWN: dict[str, Callable[[Network], keras.Model]] = {
     "vit_b16": vit,
+    "vit_l16": vit,
     "unet": unet,
     "bert": bert,
     "gpt2": gpt2,

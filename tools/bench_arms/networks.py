@@ -1,4 +1,4 @@
-"""The networks of the rows V and L of tools/bench.py: facts that both sides share.
+"""The networks of the rows V, L and Z of tools/bench.py: facts that both sides share.
 
 This module takes the name of a network, and gives its sizes, its optimizer, and the time of its
 steps. ours_networks.py builds it in Keras, and torch_networks.py builds the same one in PyTorch.
@@ -78,6 +78,7 @@ class Network:
 
 NETWORKS = {
     "resnet50": Network("resnet50", "ResNet-50", "torchvision", "image", 224, 256, 100),
+    "resnet152": Network("resnet152", "ResNet-152", "torchvision", "image", 224, 128, 75),
     "efficientnetv2b0": Network(
         "efficientnetv2b0", "EfficientNetV2-B0", "timm", "image", 224, 256, 150
     ),
@@ -141,6 +142,17 @@ NETWORKS = {
         optimizer="plain sgd",
     ),
 }
+NETWORKS["vit_l16"] = dataclasses.replace(
+    NETWORKS["vit_b16"],
+    model="vit_l16",
+    words="ViT-L/16",
+    batch=64,
+    steps=60,
+    width=1024,
+    heads=16,
+    blocks=24,
+    mlp=4096,
+)
 NETWORKS["bert_512"] = dataclasses.replace(NETWORKS["bert"], size=512, batch=32)
 
 TINY_SIZES = {"image": 32, "mask": 32, "text": 8, "next": 8, "weights": 16}

@@ -2,7 +2,7 @@
 
 This module takes the batch of one GPU, and gives the rows. The program of an arm lists the settings
 of the arm. The settings `gpus` and `processes` (for `tfaccel launch`) are for the driver. The rows
-V and L train the networks of networks.py, each with its own batch.
+V, L and Z train the networks of networks.py, each with its own batch.
 
     {row.name for row in make_rows(batch=256)}
 
@@ -81,13 +81,16 @@ def make_rows(*, batch: int, tiny: bool = False) -> tuple[Row, ...]:
     """Returns all rows.
 
     Args:
-      batch: images of a step on each GPU; the batch of MNIST is ten times as large. The rows C, V
-        and L have their own.
-      tiny: whether the rows C, V and L have tiny networks, and can run on a CPU.
+      batch: images of a step on each GPU; the batch of MNIST is ten times as large. The rows C, V,
+        L and Z have their own.
+      tiny: whether the rows C, V, L and Z have tiny networks, and can run on a CPU.
     """
     # The first step has already taken all memory, so few steps are enough.
     few_steps = {"epoch_steps": 5, "drop": 5, "steps": 5, "steps_per_execution": 1}
-    vit = next(iter(network_row("V7", "vit_b16", goal=1.1, tiny=tiny).ours.values()))
+    vit, large = (
+        next(iter(network_row("V7", each, goal=1, tiny=tiny).ours.values()))
+        for each in ("vit_b16", "vit_l16")
+    )
     return (
         Row(
             "S1",
@@ -136,6 +139,8 @@ def make_rows(*, batch: int, tiny: bool = False) -> tuple[Row, ...]:
         processes_row("P3", "from JPEG files", ours_from_jpegs(), gpus=2, processes=2),
         processes_row("P4", "ViT-B/16", vit, gpus=2, processes=2, measure=ROWS_RATE),
         processes_row("P4", "ViT-B/16", vit, gpus=4, processes=4, measure=ROWS_RATE),
+        sharded_row("Z1", "ViT-L/16", large, gpus=2),
+        sharded_row("Z1", "ViT-L/16", large, gpus=4),
         start_row("C1", "resnet50", goal=0.7, tiny=tiny),
         start_row("C2", "densenet121", goal=1, tiny=tiny),
         start_row("C3", "efficientnetv2b0", goal=1, tiny=tiny),
@@ -384,6 +389,27 @@ def processes_row(
         measure=measure,
         needs=("jpegs",) if arm.get("data") == "jpegs" else (),
         gpus=gpus,
+    )
+
+
+def sharded_row(name: str, what: str, arm: dict, *, gpus: int) -> Row:
+    """Returns a row that compares optimizer states in parts on each GPU with whole ones.
+
+    Args:
+      name: the name of the row.
+      what: what is trained, in words.
+      arm: the tfaccel arm with whole states.
+      gpus: the number of GPUs.
+    """
+    return Row(
+        name,
+        f"{what}, {gpus} GPUs, optimizer states in parts / whole on each",
+        0.97,
+        {"shard_states": arm | {"gpus": gpus, "step": {"shard_states": True}}},
+        {"whole states": arm | {"gpus": gpus}},
+        measure=ROWS_RATE,
+        gpus=gpus,
+        memory_goal=1,
     )
 
 

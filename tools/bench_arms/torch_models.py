@@ -13,6 +13,7 @@ from bench_arms.networks import DROPOUT, Network
 
 TORCHVISION = {
     "resnet50": "resnet50",
+    "resnet152": "resnet152",
     "mobilenetv3_large": "mobilenet_v3_large",
     "densenet121": "densenet121",
 }
@@ -21,6 +22,7 @@ TIMM = {
     "efficientnetv2b0": ("tf_efficientnetv2_b0", {"drop_rate": 0.2, "drop_path_rate": 0.2}),
     "convnext_tiny": ("convnext_tiny", {}),
     "vit_b16": ("vit_base_patch16_224", {}),
+    "vit_l16": ("vit_large_patch16_224", {}),
 }
 
 
@@ -41,7 +43,7 @@ def of_timm(network: Network) -> nn.Module:
     import timm
 
     name, settings = TIMM[network.model]
-    if network.model == "vit_b16":
+    if network.model in ("vit_b16", "vit_l16"):
         settings = {
             "img_size": network.size,
             "embed_dim": network.width,
