@@ -19,6 +19,7 @@ else:
     from conftest import sum_in_one_function
     sum_in_one_function(pytest.MonkeyPatch())
 import keras, numpy as np, tfaccel
+from tfaccel.data.images import ImageData
 from tfaccel.data.user_examples import ExamplesData
 from tfaccel.step import functions
 
@@ -40,6 +41,8 @@ def fewer(data, devices, most):
     return (number, why) if rank == 0 else (min(number, {most_of_rank_1}), "a test says so")
 
 ExamplesData.at_a_time = fewer
+if not on_gpu:
+    ImageData.at_a_time = lambda data, devices, most: (most, "")  # as for images on a GPU
 
 class Rows:
     def __len__(self):
@@ -49,35 +52,47 @@ class Rows:
         x = np.random.default_rng(index).normal(size=5).astype("float32")
         return x, x[:2] * 3
 
+def examples():
+    return run.examples(Rows(), global_batch_size=8, last_batch="pad", shuffle=False)
+
+def images():
+    draw = np.random.default_rng(0)
+    source = tfaccel.sources.arrays(
+        draw.integers(0, 256, (42, 4, 4, 3), dtype=np.uint8), draw.integers(0, 2, 42))
+    return run.loader(source, image_size=(4, 4), global_batch_size=8, loader="memory",
+                      augment="cifar", last_batch="pad", shuffle=True)
+
 run = tfaccel.setup(
     gpu_ids=None if on_gpu else (), xla=True, tf32=False, memory="growth", begin_without_xla=False)
+of_images = {data!r} == "images"
 with run.scope():
     keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4), keras.layers.Dense(2)])
+    model = keras.Sequential([
+        keras.Input((4, 4, 3) if of_images else (5,)), keras.layers.Flatten(),
+        keras.layers.Dense(4), keras.layers.Dense(2, dtype="float32")])
 optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
-run.compile(model, optimizer, "mse", steps_per_execution={steps})
-data = lambda: run.examples(Rows(), global_batch_size=8, last_batch="pad", shuffle=False)
-losses = model.fit(data(), validation_data=data(), epochs=2, verbose=0).history
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True) if of_images else "mse"
+run.compile(model, optimizer, loss, steps_per_execution={steps})
+losses = model.fit({data}(), validation_data={data}(), epochs=2, verbose=0).history
 weights = [each.numpy().tolist() for each in model.trainable_variables]
 print(json.dumps([launches, losses, weights]))
 """
 
 
 @functools.cache
-def trained(steps, *, most_of_rank_1=100, gpus=False):
+def trained(steps, *, data="examples", most_of_rank_1=100, gpus=False):
     """Both workers' launches, history and weights."""
-    settings = {"steps": steps, "most_of_rank_1": most_of_rank_1, "gpus": gpus}
+    settings = {"steps": steps, "data": data, "most_of_rank_1": most_of_rank_1, "gpus": gpus}
     program = WORKER.format(tests=str(pathlib.Path(__file__).parents[1]), **settings)
     return [json.loads(each) for each in in_workers(program, 2)]
 
 
-def check(launches, *, rtol, most_of_rank_1=100, gpus=False):
+def check(launches, *, rtol, most_of_rank_1=100, **settings):
     """Raises AssertionError unless both train in these launches as one by one."""
-    first, second = trained(4, most_of_rank_1=most_of_rank_1, gpus=gpus)
+    first, second = trained(4, most_of_rank_1=most_of_rank_1, **settings)
     assert first == second
-    tests = 6 * [1]  # whose finished batches are not worth a launch
-    assert first[0] == 2 * (launches + tests)
-    wanted, _ = trained(1, gpus=gpus)
+    assert first[0] == 2 * launches
+    wanted, _ = trained(1, **settings)
     assert wanted[0] == 24 * [1]
     for name, values in first[1].items():
         np.testing.assert_allclose(values, wanted[1][name], rtol=rtol)
@@ -85,15 +100,25 @@ def check(launches, *, rtol, most_of_rank_1=100, gpus=False):
         np.testing.assert_allclose(ours, theirs, rtol=10 * rtol, atol=rtol)
 
 
+# Finished batches of a test are not worth a launch. Images in memory are gathered within the step.
+TESTS = 6 * [1]
+
+
 def test_both_processes_launch_as_many_steps_as_the_one_that_can_take_fewer():
-    check([2, 2, 2], rtol=1e-6, most_of_rank_1=2)
+    check([2, 2, 2, *TESTS], rtol=1e-6, most_of_rank_1=2)
 
 
 @pytest.mark.slow
-def test_both_processes_launch_all_steps_of_an_execution():
-    check([4, 2], rtol=1e-6)
+@pytest.mark.parametrize(
+    ("data", "launches"), [("examples", [4, 2, *TESTS]), ("images", [4, 2, 4, 2])]
+)
+def test_both_processes_launch_all_steps_of_an_execution(data, launches):
+    check(launches, rtol=2e-6, data=data)
 
 
 @pytest.mark.multi_gpu
-def test_two_gpus_launch_all_steps_of_an_execution_by_a_process_each():
-    check([4, 2], rtol=1e-5, gpus=True)
+@pytest.mark.parametrize(
+    ("data", "launches"), [("examples", [4, 2, *TESTS]), ("images", [4, 2, 4, 2])]
+)
+def test_two_gpus_launch_all_steps_of_an_execution_by_a_process_each(data, launches):
+    check(launches, rtol=1e-5, data=data, gpus=True)
