@@ -415,7 +415,7 @@ class _Step:
     def join_within(self, why: str) -> None:
         """Joins the replicas' values where the step computes them; the log says `why`.
 
-        XLA can do that if the replicas are the GPUs of this process.
+        XLA can do that if it sums over the replicas.
         """
         self._join = WITHIN
         self._made.clear()
