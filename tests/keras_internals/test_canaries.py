@@ -20,12 +20,10 @@ import tensorflow as tf
 from conftest import strategy_of
 from keras import layers
 from keras.src import backend
-from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.backend.common import global_state
+from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.backend.common.variables import AutocastScope
-from keras.src.backend.tensorflow import core, nn, numpy
-from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.legacy.saving import legacy_h5_format
@@ -73,6 +71,8 @@ from tensorflow.python.ops.handle_data_util import get_resource_handle_data
 from tensorflow.python.ops.parallel_for import control_flow_ops as pfor_ops
 
 from tfaccel.keras_internals import device_iterators, epoch_order  # noqa: F401
+from tfaccel.keras_internals.moved import Variable as TensorFlowVariable
+from tfaccel.keras_internals.moved import core, nn, numpy
 from tfaccel.keras_internals.seeds import draws_kept
 
 CANARIES = {}  # (name, what it does) -> a function that returns whether it does

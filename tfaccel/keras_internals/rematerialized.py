@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow import core
 from keras.src.ops.operation import Operation
 
 from tfaccel.keras_internals.copies import PLAIN
 from tfaccel.keras_internals.graph_copies import current_graph
+from tfaccel.keras_internals.moved import core
 from tfaccel.keras_internals.patching import patched, with_entry
 
 
