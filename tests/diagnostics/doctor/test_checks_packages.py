@@ -89,6 +89,12 @@ def test_tensorflow_without_cuda_is_an_error_only_where_there_is_a_gpu():
     assert "without CUDA" in checks.tensorflow(packages, None, has_gpu=False).found
 
 
+def test_tensorflow_that_does_not_name_its_cuda_is_no_tensorflow_without_cuda():
+    packages = dataclasses.replace(FINE, build=Build(cuda="", cudnn=None, capabilities=()))
+    found = checks.tensorflow(packages, None, has_gpu=True)
+    assert (found.status, found.found) == ("ok", "2.21.0, built with CUDA")
+
+
 def test_a_plugin_without_its_binary_is_found_without_loading_it():
     packages = dataclasses.replace(FINE, plugin_binaries=())
     found = checks.plugin(packages, None)

@@ -63,13 +63,13 @@ def tensorflow(packages: Packages, answers: Answers | None, *, has_gpu: bool) ->
         )
     if fault := _trial_fault(name, answers, packages.wanted("tensorflow"), packages):
         return fault
-    if build and not build.cuda and has_gpu:
+    if build and build.cuda is None and has_gpu:
         return error(
             name,
             f"{versions['tensorflow']}, built without CUDA, so it cannot use this machine's GPUs",
             packages.install(packages.wanted("tensorflow", extra="and-cuda")),
         )
-    built = "without CUDA"
+    built = "without CUDA" if build and build.cuda is None else "with CUDA"
     if build and build.cuda:
         built = f"for CUDA {build.cuda}, cuDNN {build.cudnn}"
     return ok(name, f"{versions['tensorflow']}, built {built}" if build else versions["tensorflow"])
