@@ -32,6 +32,7 @@ FINE = Packages(
     plugin_binaries=("libdali_tf_current.so",),
     pip="pip",
 )
+DALI_13, PLUGIN_13 = "nvidia-dali-cuda130", "nvidia-dali-tf-plugin-cuda130"
 TRIED = Answers({"TensorFlow": {}, "Keras": {}, "DALI": {}, "DALI plugin": {}, "a batch": {}})
 
 
@@ -73,6 +74,19 @@ def test_a_planted_version_is_found(plant, name, status, words):
     (wrong,) = [each for each in found if each.status != "ok"]
     assert (wrong.name, wrong.status) == (name, status)
     assert words in f"{wrong.found} {wrong.fix}"
+
+
+def test_dali_for_cuda_13_alone_is_told_with_what_was_tried():
+    names = {DALI_13: "2.4.0", PLUGIN_13: "2.4.0", "nvidia-dali-cuda120": None, PLUGIN: None}
+    found = checks.dali(with_versions(**names), TRIED)
+    assert found.status == "warning"
+    assert "nvidia-dali-cuda130 2.4.0 is installed, not nvidia-dali-cuda120" in found.found
+    assert f"pip uninstall {DALI_13} {PLUGIN_13}, then pip install" in found.fix
+    assert checks.plugin(with_versions(**names), TRIED).status == "ok"
+    broken = checks.dali(with_versions(**names), Answers({}, {"DALI": "ended by SIGABRT"}))
+    assert (broken.status, "SIGABRT" in broken.found) == ("error", True)
+    unbuilt = checks.plugin(with_versions(**names | {PLUGIN_13: None}), None)
+    assert f"'{PLUGIN_13}==2.4.0'" in unbuilt.fix
 
 
 def test_another_keras_backend_is_an_error_wherever_it_is_set():
