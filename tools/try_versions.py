@@ -64,7 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Makes the environment, runs the tests, writes the page and returns the exit code."""
     options = _parser().parse_args(arguments)
     use = dict(each.split("=", 1) for each in (*USE, *(options.use or ())))
-    told = shlex.join(["python", "tools/try_versions.py", *(arguments or sys.argv[1:])])
+    given = [*options.tests, f"--python={options.python}"]
+    given += [f"--use={each}" for each in options.use or ()]
+    told = shlex.join(["python", "tools/try_versions.py", *given])
     project = with_versions((ROOT / "pyproject.toml").read_text(), use, python=options.python)
     found = {each: registry(project, each) for each in PYTHONS}
     page = [head(told, use), *registry_table(found, today=datetime.date.today())]
@@ -152,9 +154,10 @@ def _is_shown(package: str) -> bool:
 
 def uv_reason(text: str) -> str:
     """Returns uv's reason in one line."""
-    lines = [re.sub(r"^\W+|(?<=\w)\s+$", "", each) for each in text.splitlines()]
+    lines = [re.sub(r"^\W+", "", each).strip() for each in text.splitlines()]
     kept = [each for each in lines if each and not each.startswith(("warning", "Using", "hint"))]
-    return cleaned(" ".join(kept))
+    reason = cleaned(" ".join(kept)).partition("Because ")[2] or cleaned(" ".join(kept))
+    return reason.partition(" we can conclude")[0].rstrip(",")
 
 
 def make_environment(folder: pathlib.Path, project: str, python: str) -> str | None:
