@@ -155,6 +155,7 @@ def _is_shown(package: str) -> bool:
 def uv_reason(text: str) -> str:
     """Returns uv's reason in one line."""
     lines = [re.sub(r"^\W+", "", each).strip() for each in text.splitlines()]
+    lines = [re.sub(r"`?https?://\S+", "a download", each) for each in lines]
     kept = [each for each in lines if each and not each.startswith(("warning", "Using", "hint"))]
     reason = cleaned(" ".join(kept)).partition("Because ")[2] or cleaned(" ".join(kept))
     return reason.partition(" we can conclude")[0].rstrip(",")

@@ -105,6 +105,14 @@ def test_the_page_says_what_the_registry_lacks(tool):
     assert lines[-1] == f"| 3.14 | nothing: {why} |"
 
 
+def test_a_reason_is_one_short_sentence_without_addresses(tool):
+    told = "error: No solution found\n cause: Because a has no wheels, we can conclude that b\n"
+    assert tool.uv_reason(told) == "a has no wheels"
+    assert tool.uv_reason("error: not downloaded: https://host/python") == (
+        "error: not downloaded: a download"
+    )
+
+
 def test_no_environment_is_no_success(tool, monkeypatch, tmp_path):
     monkeypatch.setattr(tool, "registry", lambda *_: "nothing: no version")
     monkeypatch.setattr(tool, "make_environment", lambda *_: "no interpreter for Python 3.14")
