@@ -2,7 +2,13 @@
 
 import ast
 
-PACKAGES = ("keras.src", "tensorflow.python", "tensorflow.core", "tensorflow.compiler")
+PACKAGES = (
+    "keras.src",
+    "tensorflow.python",
+    "tensorflow.core",
+    "tensorflow.compiler",
+    "tfaccel.keras_internals.moved",  # names of these packages
+)
 OPENLY = (*PACKAGES, "tf.__internal__")  # what may be reached as an attribute
 OF_PYTHON = {"_replace", "_asdict", "_fields", "_exit"}  # of named tuples and of `os`
 BY_TEXT = {"getattr", "hasattr", "setattr", "delattr"}

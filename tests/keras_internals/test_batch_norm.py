@@ -12,6 +12,7 @@ from outputs_and_gradients import in_xla, traced
 from tfaccel import UserError
 from tfaccel.keras_internals import batch_norm
 from tfaccel.keras_internals.layer_paths import layer_paths
+from tfaccel.keras_internals.moved import numpy
 from tfaccel.keras_internals.written import concatenated
 
 LAYER = keras.layers.BatchNormalization
@@ -229,7 +230,7 @@ def test_moments_of_a_branch_stay_in_it():
     layer = make_layer((4, 6), dtype="mixed_bfloat16")
     concatenations = {}
     one_pass = batch_norm.one_pass(unexpected, concatenations)
-    join = concatenated(keras.src.backend.numpy.concatenate, concatenations)
+    join = concatenated(numpy.concatenate, concatenations)
 
     @tf.function
     def run(x, takes):
@@ -244,7 +245,7 @@ def test_moments_of_a_branch_stay_in_it():
 
 def test_parts_of_unknown_size_are_no_parts():
     concatenations = {}
-    join = concatenated(keras.src.backend.numpy.concatenate, concatenations)
+    join = concatenated(numpy.concatenate, concatenations)
 
     @tf.function
     def run(x, y, z):
@@ -261,7 +262,7 @@ def test_moments_that_no_tape_recorded_are_computed_again():
     layer = make_layer((4, 6), dtype="mixed_bfloat16")
     concatenations = {}
     one_pass = batch_norm.one_pass(unexpected, concatenations)
-    join = concatenated(keras.src.backend.numpy.concatenate, concatenations)
+    join = concatenated(numpy.concatenate, concatenations)
 
     def gradients(looks_before):
         @tf.function

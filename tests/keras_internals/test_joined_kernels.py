@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from conftest import compiled
 from keras import layers
+from keras.src.backend.common.variables import AutocastScope
 
 from tfaccel.keras_internals.joined_kernels import joined_sums, joined_updates
 from tfaccel.keras_internals.layer_paths import layer_paths
@@ -158,7 +159,7 @@ def test_no_bit_of_a_cast_weight_changes(dtype):
     @tf.function(jit_compile=True, autograph=False)
     def run(flag):
         def read(*_):
-            with keras.src.backend.AutocastScope(dtype):
+            with AutocastScope(dtype):
                 return tf.identity(weight.value)
 
         with layer_paths(xla=True, all_reduce=None, on_gpu=True):

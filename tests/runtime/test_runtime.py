@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import FIRST_GPU, in_new_process, new_process
+from packaging.version import Version
 from tensorflow.python.eager import context
 from tensorflow.python.framework import config as tf_config
 
@@ -321,7 +322,7 @@ def test_devices_started_otherwise_are_an_error():
 
 def test_environment_is_described():
     described = runtime.describe_environment()
-    assert described["packages"]["tensorflow"] == tf.__version__
+    assert Version(described["packages"]["tensorflow"]) == Version(tf.__version__)
     assert described["cpu_cores"] >= 1
 
 

@@ -50,12 +50,23 @@ def test_xla_waits_for_replicas_that_are_still_compiled(monkeypatch):
     )
 
 
-def test_xla_knows_the_flag_of_kept_launches():
+def test_xla_knows_every_flag_that_is_added():
     # XLA ends a process that has a flag which it does not know.
     in_new_process(
-        f"import os; os.environ['XLA_FLAGS'] = '{WITH_LAUNCHES}'\n"
-        "import tensorflow as tf; tf.function(lambda: tf.constant(1), jit_compile=True)()"
+        "from tfaccel.runtime import xla_flags\n"
+        "import tensorflow as tf\n"
+        "xla_flags.keep_launches(tf.__version__)\n"
+        "xla_flags.fuse_by_rule()\n"
+        "xla_flags.choose_products(has_batch_norm=False)\n"
+        "tf.function(lambda: tf.constant(1), jit_compile=True)()"
     )
+
+
+@pytest.mark.parametrize(("version", "flags"), [("2.21.0", WITH_LAUNCHES), ("2.22.0-rc0", "")])
+def test_kept_launches_are_a_flag_of_tensorflow_2_21(monkeypatch, version, flags):
+    monkeypatch.setenv("XLA_FLAGS", "")
+    xla_flags.keep_launches(version)
+    assert os.environ["XLA_FLAGS"] == flags
 
 
 def test_a_choice_by_the_user_is_said_to_be_one(monkeypatch, caplog):

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from conftest import compiled
 from keras import layers, ops
-from keras.src.backend import get_keras_mask
+from keras.src.backend.common.masking import get_keras_mask
 
 from tfaccel import UserError
 from tfaccel.config import StepConfig

@@ -4,10 +4,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import compiled
+from conftest import compiled, strategy_of
 
+from tfaccel import UserError
 from tfaccel.config import StepConfig
 from tfaccel.runtime import collectives
+from tfaccel.step.shapes import telling_rows
 
 X = np.random.default_rng(0).normal(size=(6, 3)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -88,3 +90,11 @@ def test_another_error_and_one_replica_have_no_note():
         with pytest.raises(ValueError, match=r"own|slice index 7") as caught:
             _trained(loss_of, num_replicas)
         assert not hasattr(caught.value, "__notes__")
+
+
+def test_an_error_of_tfaccel_in_a_loss_is_raised_without_the_words_of_keras():
+    """Keras 3.16 raises an error of its own from each ValueError of a loss."""
+    loss_error = ValueError("Received target shape (1,)")
+    loss_error.__cause__ = UserError("use fewer rows")
+    with pytest.raises(UserError, match="use fewer rows"), telling_rows(strategy_of(2), []):
+        raise loss_error

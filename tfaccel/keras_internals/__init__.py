@@ -11,10 +11,11 @@ from tfaccel.common.version import KERAS
 
 def check_keras(version: str) -> None:
     """Raises UserError unless tfaccel was tried with this version of Keras."""
-    if version.split(".")[:2] != KERAS.split("."):
+    if ".".join(version.split(".")[:2]) not in KERAS:
+        lines = " and ".join(f"{each}.x" for each in KERAS)
         raise UserError(
             f"Keras {version} is installed, but tfaccel's distributed step works with Keras "
-            f"{KERAS}.x only; install it: pip install 'keras=={KERAS}.*'"
+            f"{lines} only; install it: pip install 'keras=={KERAS[0]}.*'"
         )
 
 

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable, Iterator
 
 import keras
-from keras.src.backend.tensorflow import nn
 from tensorflow.python.eager import record
 
+from tfaccel.keras_internals.moved import nn
 from tfaccel.keras_internals.patching import patched
 
 LAYERS = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)

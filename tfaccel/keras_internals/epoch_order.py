@@ -37,8 +37,8 @@ from tfaccel.data.placement import untuned
 from tfaccel.data.shards import epoch_order
 from tfaccel.keras_internals import epoch_draws, launches
 from tfaccel.keras_internals.model_view import has_eager_steps_of_keras
+from tfaccel.keras_internals.moved import ordered_by
 from tfaccel.keras_internals.one_replica import without_strategy
-from tfaccel.keras_internals.patching import patched
 from tfaccel.keras_internals.rank_order import in_rank_order
 from tfaccel.keras_internals.seeds import global_seed
 
@@ -224,7 +224,7 @@ class _Arrays(_InOrder):
         self._pass = None
 
     def _dataset(self) -> tf.data.Dataset:
-        with patched(tf.random, "shuffle", lambda _: self._rows.read_value()):
+        with ordered_by(lambda _: self._rows.read_value(), self._adapter):
             return self._adapter.get_tf_dataset()
 
     def _set_order(self, pass_: int) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 from keras.src.backend.common.variables import AutocastScope
-from keras.src.backend.tensorflow import nn, numpy
 from keras.src.ops import nn as operations
 from tensorflow.python.ops import gen_math_ops
 
@@ -26,6 +25,7 @@ from tfaccel.keras_internals.attention import attention_by
 from tfaccel.keras_internals.cross_entropy import gathered
 from tfaccel.keras_internals.depthwise import of_conv, of_separable
 from tfaccel.keras_internals.joined_kernels import joined_casts
+from tfaccel.keras_internals.moved import nn, numpy
 from tfaccel.keras_internals.patching import patched
 from tfaccel.keras_internals.shared_operations import integers_shared
 from tfaccel.keras_internals.written import concatenated, relu_of

@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow import numpy
 
+from tfaccel.keras_internals.moved import numpy
 from tfaccel.keras_internals.patching import patched
 
 

@@ -11,12 +11,12 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
-from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from tensorflow.python.distribute import distribute_lib
 
 from tfaccel.keras_internals.layers import layers_of
 from tfaccel.keras_internals.model_view import every_optimizer, optimizers_of, variables_of
+from tfaccel.keras_internals.moved import Variable as TensorFlowVariable
 from tfaccel.keras_internals.patching import Swap, patched, swapped
 from tfaccel.keras_internals.plain_variables import own_plain_variables
 from tfaccel.keras_internals.replica import Replica

@@ -34,7 +34,7 @@ def added(bias_add: Callable) -> Callable:
         is_last = data_format in (None, "NHWC", "N...C")
         if not is_last or not _is_product(value):
             return bias_add(value, bias, data_format, name)
-        return with_bias(value, tf.convert_to_tensor(bias, value.dtype))  # Keras gives its variable
+        return with_bias(value, tf.convert_to_tensor(bias, value.dtype))  # Keras 3.15: its variable
 
     return biased
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfaccel.common.errors import UserError
@@ -24,6 +23,7 @@ from tfaccel.keras_internals.model_view import (
     optimizers_of,
     variables_of,
 )
+from tfaccel.keras_internals.moved import Variable as TensorFlowVariable
 from tfaccel.keras_internals.patching import patched, with_entry
 from tfaccel.keras_internals.reductions import losses_reduced_by
 from tfaccel.keras_internals.replica import Replica

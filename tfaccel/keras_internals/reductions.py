@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import tensorflow as tf
-from keras.src.backend import get_keras_mask, set_keras_mask
+from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.losses import loss as keras_loss
 from keras.src.trainers.compile_utils import CompileMetrics, MetricsList
 

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow import core
 from keras.src.ops.operation import Operation
 
 from tfaccel.keras_internals.copies import PLAIN
 from tfaccel.keras_internals.graph_copies import current_graph
+from tfaccel.keras_internals.moved import place_of_remat
 from tfaccel.keras_internals.patching import patched, with_entry
 
 
@@ -111,7 +111,7 @@ def _rematerialized_by(of_operation: Callable, of_function: Callable) -> Iterato
     with (
         patched(Operation, "rematerialized_call", method),
         patched(keras.layers.Layer, "rematerialized_call", method),
-        patched(core, "remat", of_function),
+        patched(place_of_remat, "remat", of_function),
     ):
         yield
 

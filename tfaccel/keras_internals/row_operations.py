@@ -22,7 +22,6 @@ from typing import Protocol
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.eager.polymorphic_function import function_context
@@ -30,6 +29,7 @@ from tensorflow.python.ops import cond as cond_ops
 from tensorflow.python.ops import gen_linalg_ops, gen_math_ops, gen_nn_ops, while_loop
 from tensorflow.python.ops.parallel_for import control_flow_ops as pfor_ops
 
+from tfaccel.keras_internals.moved import Variable as TensorFlowVariable
 from tfaccel.keras_internals.patching import patched
 
 _REDUCTIONS = {

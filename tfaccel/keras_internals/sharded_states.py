@@ -21,9 +21,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.src import backend
-from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 
 from tfaccel.common.errors import UserError
+from tfaccel.keras_internals.moved import Variable as TensorFlowVariable
 from tfaccel.keras_internals.patching import with_entry
 from tfaccel.keras_internals.replica import local_replicas
 from tfaccel.keras_internals.slices import own_slice, slice_size, whole_of

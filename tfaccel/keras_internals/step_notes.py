@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 import tensorflow as tf
-from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs
 
 from tfaccel.keras_internals import own_gradients
+from tfaccel.keras_internals.moved import Variable as TensorFlowVariable
 from tfaccel.keras_internals.patching import patched
 from tfaccel.keras_internals.reductions import CALLERS, metric_methods_by
 from tfaccel.keras_internals.row_operations import known_when_traced

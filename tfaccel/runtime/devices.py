@@ -219,7 +219,7 @@ def _keep_programs(config: RuntimeConfig, gpu_ids: Sequence[int], *, xla: bool) 
         autotuning.leave_out(reason)
         compile_cache.leave_out(reason)
         return
-    xla_flags.keep_launches()
+    xla_flags.keep_launches(tf.__version__)
     names = ("tensorflow", "nvidia-cudnn-cu12", "nvidia-cublas-cu12", "nvidia-cuda-nvcc-cu12")
     flags = autotuning.without_ours(xla_flags.without_ours(os.environ.get("XLA_FLAGS", "")))
     decides = {

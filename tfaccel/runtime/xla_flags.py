@@ -15,6 +15,7 @@ log = logging.getLogger("tfaccel")
 CUBLAS_LT = "xla_gpu_enable_cublaslt"
 FUSION_AUTOTUNER = "xla_gpu_experimental_enable_fusion_autotuner"
 KEPT_LAUNCHES = "xla_gpu_experimental_aot_compiled_thunks"
+WITHOUT_KEPT_LAUNCHES = (2, 22)  # the first TensorFlow whose XLA does not know this flag
 TRITON = "xla_gpu_enable_triton_gemm"
 # Tells what was added here, or in the parent process, from what a user set, who writes `false`.
 WITHOUT_TRITON = f"--{TRITON}=FALSE"
@@ -85,14 +86,19 @@ def wait_for_replicas() -> None:
     )
 
 
-def keep_launches() -> None:
+def keep_launches(tensorflow: str) -> None:
     """Makes XLA keep the list of kernel launches with a program, before it reads its flags.
 
     XLA otherwise makes this list anew when it loads a program, for which it repeats most of its
     work before LLVM. A step of ResNet-50 was loaded in 5.7 s without the list, and in 1.1 s with it
     (an H200 host, TensorFlow 2.21).
+
+    Args:
+      tensorflow: its version. XLA of 2.22 has no such flag, and ends a process that sets it.
     """
-    if _add(KEPT_LAUNCHES, "true"):
+    if tuple(map(int, tensorflow.split(".")[:2])) >= WITHOUT_KEPT_LAUNCHES:
+        log.info("compile cache: TensorFlow %s keeps no list of kernel launches", tensorflow)
+    elif _add(KEPT_LAUNCHES, "true"):
         log.info("compile cache: keeps the list of kernel launches, so that programs load sooner")
     else:
         log.info("compile cache: XLA_FLAGS sets %s, so programs are loaded slowly", KEPT_LAUNCHES)

@@ -66,6 +66,8 @@ def telling_rows(
     except UserError:
         raise
     except (ValueError, TypeError, IndexError, tf.errors.InvalidArgumentError) as error:
+        if isinstance(error.__cause__, UserError):  # Keras 3.16 raises another one about the loss
+            raise error.__cause__ from None
         num_replicas = strategy.num_replicas_in_sync
         if num_replicas * parts > 1 and _OF_SHAPES.search(str(error)):
             error.add_note(_about_rows(list(map(num_rows, batches)), num_replicas, parts))

@@ -217,6 +217,58 @@ def test_a_planted_fault_of_one_gpu_is_named(plant, name, status, words):
     assert not [each for each in found if each.name != name and each.status != "ok"]
 
 
+# What TensorFlow 2.21's wheel was built for.
+WHEEL = Build("12.5.1", "9", ("sm_60", "sm_70", "sm_80", "sm_89", "compute_90"))
+SOURCE = Build("12.9.1", "9", ("sm_90", "sm_100"))  # no PTX
+
+
+@pytest.mark.parametrize(
+    ("capability", "build", "status", "words"),
+    [
+        ((9, 0), WHEEL, "ok", "compute capability 9.0"),
+        ((7, 5), WHEEL, "ok", "compute capability 7.5"),
+        ((8, 6), WHEEL, "ok", "compute capability 8.6"),
+        ((10, 0), WHEEL, "warning", "are for GPUs up to 9.0; the driver compiles them again"),
+        ((10, 0), WHEEL, "warning", "CUDA 12.8 or newer"),
+        ((12, 0), WHEEL, "warning", "HERMETIC_CUDA_COMPUTE_CAPABILITIES=sm_120"),
+        ((12, 0), WHEEL, "warning", "export CUDA_CACHE_MAXSIZE=4294967296"),
+        ((10, 3), SOURCE, "ok", "compute capability 10.3"),
+        ((12, 0), SOURCE, "error", "TensorFlow has no kernels that run on it"),
+        ((12, 0), None, "ok", "compute capability 12.0"),
+        ((12, 0), Build("", None, ()), "ok", "compute capability 12.0"),
+    ],
+)
+def test_a_gpu_newer_than_tensorflow_is_named(capability, build, status, words):
+    newer = dataclasses.replace(H200, capability=capability)
+    found = gpus.kinds(dataclasses.replace(GPUS, gpus=(newer,)), build)
+    assert found.status == status
+    assert words in f"{found.found} {found.fix}"
+
+
+def test_libraries_that_are_older_than_the_gpu_are_named():
+    newer = changed(capability=(12, 0))
+    assert cuda.libraries(newer, PACKAGES, None, {}).status == "ok"
+    old = {**PACKAGES.versions, "nvidia-cudnn-cu12": "9.5.1", "nvidia-cublas-cu12": "12.6.4"}
+    packages = dataclasses.replace(PACKAGES, versions=old)
+    assert cuda.libraries(GPUS, packages, None, {}).status == "ok"
+    found = cuda.libraries(newer, packages, None, {})
+    assert found.status == "error"
+    assert "nvidia-cublas-cu12 12.6.4, nvidia-cudnn-cu12 9.5.1: too old" in found.found
+    assert "'nvidia-cublas-cu12>=12.8' 'nvidia-cudnn-cu12>=9.7'" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("why", "line"),
+    [
+        ("'cuLaunchKernel' failed with 'CUDA_ERROR_INVALID_HANDLE'", "GPUs"),
+        ("no", "CUDA libraries"),
+    ],
+)
+def test_a_step_that_fails_for_want_of_kernels_points_to_the_gpus(why, line):
+    answers = Answers({"devices": {"gpus": 2}}, {"a step": why})
+    assert cuda.devices(GPUS, answers).fix == f"see the line `{line}`"
+
+
 def test_memory_that_is_held_by_the_caller_itself_is_no_fault():
     mine = changed(memory_used=101 * GIB, holders=HELD)
     assert gpus.memory(mine, own_pid=4242).status == "ok"

@@ -1,6 +1,7 @@
 """What is installed, judged by planted metadata and by what a planted trial told."""
 
 import dataclasses
+import importlib.metadata
 
 import pytest
 
@@ -32,6 +33,7 @@ FINE = Packages(
     plugin_binaries=("libdali_tf_current.so",),
     pip="pip",
 )
+DALI_13, PLUGIN_13 = "nvidia-dali-cuda130", "nvidia-dali-tf-plugin-cuda130"
 TRIED = Answers({"TensorFlow": {}, "Keras": {}, "DALI": {}, "DALI plugin": {}, "a batch": {}})
 
 
@@ -75,6 +77,19 @@ def test_a_planted_version_is_found(plant, name, status, words):
     assert words in f"{wrong.found} {wrong.fix}"
 
 
+def test_dali_for_cuda_13_alone_is_told_with_what_was_tried():
+    names = {DALI_13: "2.4.0", PLUGIN_13: "2.4.0", "nvidia-dali-cuda120": None, PLUGIN: None}
+    found = checks.dali(with_versions(**names), TRIED)
+    assert found.status == "warning"
+    assert "nvidia-dali-cuda130 2.4.0 is installed, not nvidia-dali-cuda120" in found.found
+    assert f"pip uninstall {DALI_13} {PLUGIN_13}, then pip install" in found.fix
+    assert checks.plugin(with_versions(**names), TRIED).status == "ok"
+    broken = checks.dali(with_versions(**names), Answers({}, {"DALI": "ended by SIGABRT"}))
+    assert (broken.status, "SIGABRT" in broken.found) == ("error", True)
+    unbuilt = checks.plugin(with_versions(**names | {PLUGIN_13: None}), None)
+    assert f"'{PLUGIN_13}==2.4.0'" in unbuilt.fix
+
+
 def test_another_keras_backend_is_an_error_wherever_it_is_set():
     for environment, file in (({"KERAS_BACKEND": "jax"}, None), ({}, "torch")):
         found = checks.keras(FINE, None, environment, file)
@@ -87,6 +102,12 @@ def test_tensorflow_without_cuda_is_an_error_only_where_there_is_a_gpu():
     packages = dataclasses.replace(FINE, build=Build(cuda=None, cudnn=None, capabilities=()))
     assert checks.tensorflow(packages, None, has_gpu=True).status == "error"
     assert "without CUDA" in checks.tensorflow(packages, None, has_gpu=False).found
+
+
+def test_tensorflow_that_does_not_name_its_cuda_is_no_tensorflow_without_cuda():
+    packages = dataclasses.replace(FINE, build=Build(cuda="", cudnn=None, capabilities=()))
+    found = checks.tensorflow(packages, None, has_gpu=True)
+    assert (found.status, found.found) == ("ok", "2.21.0, built with CUDA")
 
 
 def test_a_plugin_without_its_binary_is_found_without_loading_it():
@@ -134,7 +155,7 @@ def test_what_cannot_be_tried_after_a_failure_is_no_second_error():
 
 def test_the_metadata_of_this_environment_are_read_without_tensorflow():
     packages = installed()
-    assert packages.versions["tensorflow"].startswith("2.21.")
+    assert packages.versions["tensorflow"] == importlib.metadata.version("tensorflow")
     assert packages.build.cuda == "12.5.1"
     assert packages.plugin_binaries == ("libdali_tf_current.so",)
     assert "nvidia-cudnn-cu12" in packages.cuda_ranges

@@ -17,6 +17,16 @@ from tfaccel.diagnostics.doctor.table import Finding, error, ok, warning
 # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
 OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 COMPILER = "nvidia-cuda-nvcc-cu12"
+# The libraries with code for GPUs of compute capability 10.0 and more (pytorch issue 145949).
+FIRST_OF_NEW = (10, 0)
+KNOW_NEW = {
+    "nvidia-cublas-cu12": "12.8",
+    "nvidia-cuda-nvcc-cu12": "12.8",
+    "nvidia-cudnn-cu12": "9.7",
+    "nvidia-nccl-cu12": "2.25.1",
+}
+# What a step says on a GPU for which TensorFlow has no code.
+NO_KERNEL = ("INVALID_PTX", "INVALID_HANDLE", "no kernel image")
 
 
 def driver(gpus: Gpus, packages: Packages, *, num_on_bus: int, quick: bool = False) -> Finding:
@@ -108,6 +118,10 @@ def libraries(
         more = f", and {len(faults) - 3} more" if len(faults) > 3 else ""
         fix = packages.install(packages.wanted("tensorflow", extra="and-cuda"))
         return error(name, f"{', '.join(faults[:3])}{more}", f"{fix}, or `uv run --extra gpu ...`")
+    if old := _too_old(gpus, wheels):
+        has = ", ".join(f"{each} {wheels[each]}" for each in old)
+        found = f"{has}: too old for a GPU of compute capability 10.0 or more"
+        return error(name, found, packages.install(*(f"{each}>={old[each]}" for each in old)))
     in_use = (answers.facts.get("libraries in use") or {}) if answers else {}
     foreign = [path for path in in_use.values() if "/nvidia/" not in path]
     if foreign:
@@ -118,6 +132,14 @@ def libraries(
             "unset LD_LIBRARY_PATH" if is_set else "check /etc/ld.so.conf.d for another CUDA",
         )
     return ok(name, f"{len(wheels)} wheels, in the versions that TensorFlow requires")
+
+
+def _too_old(gpus: Gpus, wheels: Mapping[str, str]) -> dict[str, str]:
+    """Returns the wheels that have no code for one of the GPUs, and the first version that has."""
+    if max(each.capability for each in gpus.gpus) < FIRST_OF_NEW:
+        return {}
+    known = {each: KNOW_NEW[each] for each in KNOW_NEW if each in wheels}
+    return {each: first for each, first in known.items() if Version(wheels[each]) < Version(first)}
 
 
 def devices(gpus: Gpus, answers: Answers) -> Finding:
@@ -135,7 +157,9 @@ def devices(gpus: Gpus, answers: Answers) -> Finding:
         fix = f"{see}, and check CUDA_VISIBLE_DEVICES"
         return error(name, f"TensorFlow sees {seen} of {expected} GPUs", fix)
     if why := answers.failed.get("a step"):
-        return error(name, f"a TensorFlow step failed: {why}", "see the line `CUDA libraries`")
+        is_of_kernels = any(each in why for each in NO_KERNEL)
+        line = "GPUs" if is_of_kernels else "CUDA libraries"
+        return error(name, f"a TensorFlow step failed: {why}", f"see the line `{line}`")
     if not seen:
         return ok(name, "TensorFlow computed on the CPU")
     return ok(name, f"TensorFlow computed on {f'all {seen} GPUs' if seen > 1 else 'the GPU'}")

@@ -3,9 +3,9 @@
 check(visible(gpus, os.environ), packages.build, own_pid=os.getpid(), engines=None)
 """
 
-import re
 from collections.abc import Mapping, Sequence
 
+from tfaccel.diagnostics.doctor.checks import capability
 from tfaccel.diagnostics.doctor.checks.links import name_gpus
 from tfaccel.diagnostics.doctor.facts.gpus import Gpu, Gpus, Holder
 from tfaccel.diagnostics.doctor.facts.packages import Build
@@ -40,17 +40,10 @@ def kinds(gpus: Gpus, build: Build | None) -> Finding:
     sizes = {round(each.memory_total / GIB) for each in gpus.gpus}
     each_has = f"{sizes.pop()} GiB each" if len(sizes) == 1 else "different memory sizes"
     counted = [f"{names.count(each)} x {each}" for each in dict.fromkeys(names)]
-    faults, oldest = [], _oldest(build)
+    faults = []
     for gpu in gpus.gpus:
-        if gpu.capability < oldest:
-            faults.append(
-                error(
-                    "GPUs",
-                    f"GPU {gpu.index}, {gpu.name}, has compute capability {_dotted(gpu.capability)}"
-                    f"; TensorFlow requires {_dotted(oldest)} or more",
-                    "exclude it with CUDA_VISIBLE_DEVICES",
-                )
-            )
+        if fault := capability.check(gpu, build):
+            faults.append(fault)
         if gpu.mig:
             faults.append(
                 warning(
@@ -69,7 +62,7 @@ def kinds(gpus: Gpus, build: Build | None) -> Finding:
                 "choose GPUs of one kind; CUDA_DEVICE_ORDER=PCI_BUS_ID numbers them as nvidia-smi",
             )
         )
-    capable = _dotted(min(each.capability for each in gpus.gpus))
+    capable = capability.dotted(min(each.capability for each in gpus.gpus))
     return merged("GPUs", faults, f"{', '.join(counted)}, {each_has}, compute capability {capable}")
 
 
@@ -168,14 +161,3 @@ def jpeg(gpus: Gpus, engines: Mapping[str, int] | None) -> Finding:
         return ok("nvJPEG", "no hardware engines; the GPU's cores and the CPU decode JPEG")
     some = f"{max(numbers.values())} engines each" if engines else "hardware engines"
     return ok("nvJPEG", f"{some}{f', none on {name_gpus(none)}' if none else ''}")
-
-
-def _oldest(build: Build | None) -> tuple[int, int]:
-    """Returns the lowest compute capability that TensorFlow has kernels for."""
-    names = build.capabilities if build else ()
-    matches = filter(None, (re.fullmatch(r"(?:sm|compute)_(\d+)(\d)", each) for each in names))
-    return min(((int(each[1]), int(each[2])) for each in matches), default=(0, 0))
-
-
-def _dotted(capability: tuple[int, int]) -> str:
-    return ".".join(map(str, capability))

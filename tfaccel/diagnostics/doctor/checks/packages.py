@@ -63,13 +63,13 @@ def tensorflow(packages: Packages, answers: Answers | None, *, has_gpu: bool) ->
         )
     if fault := _trial_fault(name, answers, packages.wanted("tensorflow"), packages):
         return fault
-    if build and not build.cuda and has_gpu:
+    if build and build.cuda is None and has_gpu:
         return error(
             name,
             f"{versions['tensorflow']}, built without CUDA, so it cannot use this machine's GPUs",
             packages.install(packages.wanted("tensorflow", extra="and-cuda")),
         )
-    built = "without CUDA"
+    built = "without CUDA" if build and build.cuda is None else "with CUDA"
     if build and build.cuda:
         built = f"for CUDA {build.cuda}, cuDNN {build.cudnn}"
     return ok(name, f"{versions['tensorflow']}, built {built}" if build else versions["tensorflow"])
@@ -99,27 +99,47 @@ def keras(
 
 def dali(packages: Packages, answers: Answers | None) -> Finding:
     """Checks DALI's version, and whether it loads."""
+    name = _in_place_of(DALI, packages)
     others = [
-        each for each in packages.versions if each.startswith("nvidia-dali-cuda") and each != DALI
+        each for each in packages.versions if each.startswith("nvidia-dali-cuda") and each != name
     ]
-    if fault := _version_fault("DALI", DALI, packages):
+    if name == DALI and (fault := _version_fault("DALI", DALI, packages)):
         return fault
+    version = packages.versions[name]
     if others:
-        version = packages.versions[DALI]
         return error(
             "DALI",
-            f"{DALI} {version} and {', '.join(others)} are installed into the same folder",
-            packages.reinstall(f"{DALI}=={version}", without=others),
+            f"{name} {version} and {', '.join(others)} are installed into the same folder",
+            packages.reinstall(f"{name}=={version}", without=others),
         )
-    if fault := _trial_fault("DALI", answers, packages.wanted(DALI), packages):
+    if fault := _trial_fault("DALI", answers, packages.wanted(name), packages):
         return fault
-    return ok("DALI", packages.versions[DALI])
+    if name != DALI:
+        return warning(
+            "DALI",
+            f"{name} {version} is installed, not {DALI}; its loaders passed our tests on the CPU "
+            "(2026-11-30), and were not tried on a GPU",
+            packages.reinstall(packages.wanted(DALI), without=[name, _plugin_of(name)]),
+        )
+    return ok("DALI", version)
+
+
+def _in_place_of(package: str, packages: Packages) -> str:
+    """Returns the package, or another one of it that is installed alone: for CUDA 13."""
+    stem = package.removesuffix("120")
+    others = [each for each in packages.versions if each.startswith(stem)]
+    return others[0] if len(others) == 1 else package
+
+
+def _plugin_of(name: str) -> str:
+    return name.replace("nvidia-dali-", "nvidia-dali-tf-plugin-")
 
 
 def plugin(packages: Packages, answers: Answers | None) -> Finding:
     """Checks DALI's plugin: its version, its binary, and whether it delivers a batch."""
     name, versions = "DALI plugin", packages.versions
-    version, dali_version = versions.get(PLUGIN), versions.get(DALI)
+    version = versions.get(_in_place_of(PLUGIN, packages))
+    dali_version = versions.get(_in_place_of(DALI, packages))
     build = _plugin_build(packages)
     if version is None:
         return error(name, "not installed", f"with a C++ compiler: {build}")
@@ -150,8 +170,9 @@ def _plugin_build(packages: Packages) -> str:
     pip's isolated build would install another TensorFlow, and pip's cache may hold an older build.
     """
     no_cache = "--no-cache-dir" if packages.pip == "pip" else "--no-cache"
-    version = packages.versions.get(DALI)
-    wanted = f"{PLUGIN}=={version}" if version else packages.wanted(PLUGIN)
+    dali_name = _in_place_of(DALI, packages)
+    version, package = packages.versions.get(dali_name), _plugin_of(dali_name)
+    wanted = f"{package}=={version}" if version else packages.wanted(PLUGIN)
     options = f"--no-build-isolation --no-deps {no_cache} --force-reinstall"
     return f"{packages.pip} install {options} '{wanted}'"
 

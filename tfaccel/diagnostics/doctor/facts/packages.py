@@ -14,16 +14,19 @@ from collections.abc import Mapping, Sequence
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tfaccel.diagnostics.doctor.facts.fat_binaries import capabilities
+
 
 @dataclasses.dataclass(frozen=True)
 class Build:
     """What TensorFlow was built for.
 
     Attributes:
-      cuda: the version of CUDA, e.g. "12.5.1"; None if TensorFlow was built without CUDA.
+      cuda: the version of CUDA, e.g. "12.5.1"; None if TensorFlow was built without CUDA, and ""
+        if it was built with a CUDA that it does not name (2.22.0rc0).
       cudnn: the version of cuDNN.
-      capabilities: "sm_80" stands for a compiled kernel, "compute_90" for a kernel that the driver
-        compiles.
+      capabilities: "sm_80" stands for compiled kernels, "compute_90" for compiled kernels and for
+        PTX, which the driver compiles for newer GPUs.
     """
 
     cuda: str | None
@@ -113,12 +116,23 @@ def _build() -> Build | None:
         file = root / "python/platform/build_info.py"
         if file.is_file():
             info = runpy.run_path(str(file))["build_info"]
+            is_cuda = info.get("is_cuda_build")
+            names = info.get("cuda_compute_capabilities") or (_in_library(root) if is_cuda else ())
             return Build(
-                cuda=info.get("cuda_version") if info.get("is_cuda_build") else None,
+                cuda=info.get("cuda_version", "") if is_cuda else None,
                 cudnn=info.get("cudnn_version"),
-                capabilities=tuple(info.get("cuda_compute_capabilities", ())),
+                capabilities=tuple(names),
             )
     return None
+
+
+def _in_library(tensorflow: pathlib.Path) -> tuple[str, ...]:
+    """Returns the compute capabilities of the code in TensorFlow's library."""
+    return tuple(
+        each
+        for library in sorted(tensorflow.glob("libtensorflow_cc.so*"))[:1]
+        for each in capabilities(library)
+    )
 
 
 def _binaries(package: str) -> tuple[str, ...]:
