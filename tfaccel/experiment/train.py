@@ -23,7 +23,7 @@ from tfaccel.config import Config, ExportConfig, TrainConfig, deciding
 from tfaccel.config.weights_pixels import of_file
 from tfaccel.data.distribute import Loader, check_same_classes
 from tfaccel.data.images import ImageData
-from tfaccel.experiment import models, recipe, tasks, thaw
+from tfaccel.experiment import models, recipe, run_page, tasks, thaw
 from tfaccel.experiment.fit import fit
 from tfaccel.experiment.models.frozen import backbone_of, freeze
 from tfaccel.experiment.models.weights import begin_from, drawn_anew
@@ -153,13 +153,15 @@ def run(
         if not is_chief:
             return result
 
-        # ----- Export: written, and compared in a fresh process before it gets its name.
-        export = this_run.export(
-            model,
-            workdir_lib.next_version(workdir / "export"),
-            loader=test,
-            **dataclasses.asdict(export_of(config)),
-        )
+        # ----- Export: written, and compared in a fresh process before it gets its name. The run's
+        # page is drawn meanwhile.
+        with run_page.drawn(this_run, model, test, outcome, workdir=workdir):
+            export = this_run.export(
+                model,
+                workdir_lib.next_version(workdir / "export"),
+                loader=test,
+                **dataclasses.asdict(export_of(config)),
+            )
         tracked.export(export)
         result["export"] = str(export)
         workdir_lib.write_json(workdir / "result.json", result)
