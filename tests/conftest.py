@@ -28,6 +28,7 @@ from tensorflow.python.framework import config as tf_config
 import tfaccel
 from tfaccel.config import StepConfig
 from tfaccel.data.placement import untuned
+from tfaccel.experiment import run_page
 from tfaccel.export import at_start, fresh_process, parity, saved_model
 from tfaccel.export import preprocessing as export_preprocessing
 from tfaccel.keras_internals import layer_paths, replica
@@ -348,6 +349,13 @@ def export_not_rehearsed(monkeypatch, request):
     """Runs do not try their export before they train, unless a test is marked so."""
     if "rehearsed" not in request.keywords:
         monkeypatch.setattr(at_start, "Rehearsal", NotRehearsed)
+
+
+@pytest.fixture(autouse=True)
+def page_not_drawn(monkeypatch, request):
+    """Runs draw no page at their end, which takes half a second, unless a test is marked so."""
+    if "draws_page" not in request.keywords:
+        monkeypatch.setattr(run_page, "drawn", lambda *_, **__: contextlib.nullcontext())
 
 
 @pytest.fixture

@@ -33,7 +33,10 @@ EXTRAS = {"trackers": "mlflow", "search": "optuna"}
 OTHERS = {
     "pip install": "it installs packages",
     "docker run": "the page says that it was not run",
-    "curl": "the page says that it was not run",
+    "curl": "the page says that it was not run, or tests/export/test_serve.py asks so",
+    "mkdir": "the page says that it was not run",
+    "cp": "the page says that it was not run",
+    "uv run --extra serve python -m tfaccel.export.serve": "tests/export/test_serve.py starts it",
     "uv run pytest": "it is this suite",
     "uv run --extra ray pytest": "it is this suite",
     "uv run ruff": "CI runs it",

@@ -71,6 +71,7 @@ from tfaccel.runtime.watchdog import Watchdog
 from tfaccel.step import compile_model, parameters_of_compile
 from tfaccel.training import methods
 from tfaccel.training.callbacks.checkpoints import Checkpoints
+from tfaccel.training.callbacks.reporting import Reporting
 from tfaccel.training.callbacks.tracking import Tracking
 from tfaccel.training.trackers import check_installed
 from tfaccel.training.trackers.tracked import Tracked, make_trackers
@@ -604,6 +605,32 @@ class Run:
         folder = local_path(folder).absolute()
         kept = make_trackers(names, project=project) if self.cluster.is_chief else []
         return Tracking(Tracked(kept, folder, name=folder.name), config or {})
+
+    def report(self, folder: str | os.PathLike, train: Loader | None = None) -> Reporting:
+        """Returns a callback that draws this training's page, `report.html`, when `fit` ends.
+
+        The page has the curves of all epochs, also of those before a resume, their figures, the
+        memory of the GPUs, and the first images. It is one file, which needs no other. The callback
+        also writes `metrics.jsonl`, a line for each epoch, which `tfaccel plot` reads. It does
+        nothing at a batch's end. A `tfaccel.Throughput` before it adds the images per second.
+
+            model.fit(train, epochs=3, callbacks=[checkpoints, run.report("runs/photos", train)])
+
+        With several workers only the chief writes. A page that cannot be written is a warning.
+
+        Args:
+          folder: this training's own folder.
+          train: the loader of `fit`, from `loader` or `image_folder`, to show its first images;
+            None to show none.
+        """
+        if train is not None:
+            check_type("train", train, Loader)
+        return Reporting(
+            local_path(folder).absolute(),
+            train,
+            devices=self.runtime.devices,
+            is_chief=self.cluster.is_chief,
+        )
 
     def export(
         self,

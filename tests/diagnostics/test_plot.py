@@ -1,4 +1,3 @@
-import html.parser
 import json
 import math
 import subprocess
@@ -7,12 +6,15 @@ import sys
 import numpy as np
 import PIL.Image
 import pytest
+from html_pages import Page
 
 from tfaccel import UserError
-from tfaccel.diagnostics.plot import COLORS, _charts, _draw, plot, read
-from tfaccel.diagnostics.plot_words import column_head, metric_words, run_words
+from tfaccel.diagnostics.plot import plot
 from tfaccel.training.logs.csv import Csv
 from tfaccel.training.logs.json_lines import JsonLines
+from tfaccel.training.page import curves
+from tfaccel.training.page.curves import COLORS, draw, read
+from tfaccel.training.page.words import column_head, metric_words, run_words
 
 
 def make_run(folder, num_epochs, *, kind=JsonLines, name="metrics.jsonl", **settings):
@@ -46,33 +48,11 @@ def with_config(folder, **changes):
 
 def drawn(runs):
     """The figure of runs, whose workdirs are given by their names."""
-    return _draw({name: read(each) for name, each in runs.items()}, run_words(runs))
+    return draw({name: read(each) for name, each in runs.items()}, run_words(runs))
 
 
 def charts_of(runs):
     return {each.get_title(loc="left"): each for each in drawn(runs).subfigs[1].axes}
-
-
-class Page(html.parser.HTMLParser):
-    """What a page says, and what it asks the network for."""
-
-    def __init__(self, path):
-        super().__init__()
-        self.tags, self.cells, self.links = [], [], []
-        self.feed(path.read_text())
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        # Within the page (#...) is no network; names of XML are not fetched.
-        self.links += [
-            value
-            for name, value in attributes
-            if name in ("src", "href", "xlink:href") and not value.startswith("#")
-        ]
-
-    def handle_data(self, data):
-        if self.tags and self.tags[-1] in ("td", "th") and data.strip():
-            self.cells.append(data)
 
 
 def test_a_png_of_two_runs(tmp_path):
@@ -104,10 +84,19 @@ def test_the_lines_are_the_numbers(tmp_path):
     assert line.get_ydata().tolist() == [41, 42, 43]
 
 
+def test_the_memory_of_gpus_has_a_chart(tmp_path):
+    gpus = {"gpu0_memory_mib": 900, "gpu1_memory_mib": 1000, "gpu0_utilisation": 0.5}
+    run = make_run(tmp_path / "a", 2, **gpus)
+    assert [each["gpu_memory_mib"] for each in read(run)] == [1000, 1000]
+    memory = charts_of({"a": run})["GPU memory (lower is better)"]
+    assert memory.get_ylim()[0] == 0
+    assert memory.lines[0].get_ydata().tolist() == [1000, 1000]
+
+
 def test_runs_of_other_metrics_share_a_picture(tmp_path):
     a = make_run(tmp_path / "a", 2)
     b = make_run(tmp_path / "b", 2, psnr=30.0, val_psnr=29.0, loss=math.nan)
-    names = _charts({"a": read(a), "b": read(b)})
+    names = curves.charts_of({"a": read(a), "b": read(b)})
     assert names == ["loss", "accuracy", "psnr", "images_per_second"]
     plot([a, b], tmp_path / "curves.png")
 

@@ -465,3 +465,14 @@ def test_mistakes_in_the_call_are_one_sentence(workdir, asked, tmp_path, monkeyp
 def test_the_help_is_within_the_terminal(capsys):
     assert main.main(["export", "--help"]) == 0
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
+
+
+def test_a_run_that_exports_nothing_may_export_later(root, tmp_path, export_not_saved):
+    without = config(root, **{"train.export": False, "train.epochs": 1})
+    result = train.run(without, workdir=tmp_path / "a")
+    assert "export" not in result
+    assert not (tmp_path / "a" / "export").exists()
+    assert train.run(without, workdir=tmp_path / "a") == result  # it has ended
+    later = train.run(config(root, **{"train.epochs": 1}), workdir=tmp_path / "a")
+    assert later["export"] == str(tmp_path / "a" / "export" / "1")
+    assert later["steps"] == result["steps"]

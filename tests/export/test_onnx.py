@@ -227,6 +227,54 @@ def test_the_tail_of_gelu_is_that_of_keras(setup, tmp_path):
     np.testing.assert_allclose(onnx_of(path)(x=x)["output_0"], model(x), rtol=1e-6, atol=1e-6)
 
 
+RESIZES = (
+    {"antialias": True},
+    {"interpolation": "bicubic"},
+    {"interpolation": "area"},
+    {"interpolation": "lanczos3", "antialias": True},
+    {"antialias": True, "crop_to_aspect_ratio": True},
+)
+
+
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "float32"])
+def test_resizes_are_those_of_tensorflow(setup, tmp_path, precision):
+    """tf2onnx writes some of them wrongly, or as what onnxruntime refuses."""
+    run = setup(precision=precision)
+    with run.scope():
+        image = keras.Input((16, 12, 3), name="image")
+        made = [layers.Resizing(8, 9, **each)(image) for each in RESIZES]
+        larger = layers.Resizing(20, 17, antialias=True)(image)
+        model = keras.Model(image, [*made, larger])
+    images = np.random.default_rng(0).uniform(0, 2, (3, 16, 12, 3)).astype(np.float32)
+    path = run.export(model, tmp_path / "1", images=images, onnx=True)
+    expected = [keras.ops.convert_to_numpy(each).astype(np.float32) for each in model(images)]
+    answers = onnx_of(path)(image=images)
+    tolerance = parity.TOLERANCE[model.compute_dtype]
+    named = {f"output_{index}": each for index, each in enumerate(expected)}
+    assert_alike(answers, named, tolerance)
+
+
+def test_a_resize_of_any_size_is_refused_in_one_sentence(setup, tmp_path):
+    run = setup()
+    with run.scope():
+        image = keras.Input((None, None, 1), name="image")
+        small = layers.Resizing(4, 4, antialias=True)(image)
+        model = keras.Model(image, layers.GlobalAveragePooling2D()(small), name="any")
+    images = np.ones((2, 8, 8, 1), np.float32)
+    with pytest.raises(UserError, match=r"ScaleAndTranslate \(of images whose size is not fixed"):
+        run.export(model, tmp_path / "1", images=images, onnx=True)
+
+
+def test_constants_that_layers_hold_are_no_inputs(setup, tmp_path):
+    run = setup()
+    with run.scope():
+        held = layers.Normalization(mean=[1.0, 2.0, 3.0], variance=[1.0, 4.0, 9.0])
+        model = keras.Sequential([keras.Input((3,), name="x"), held])
+    path = run.export(model, tmp_path / "1", onnx=True)
+    (answer,) = onnx_of(path)(x=np.array([[3, 4, 6]], np.float32)).values()
+    np.testing.assert_allclose(answer, [[2, 1, 1]], rtol=1e-6)
+
+
 def test_a_file_that_answers_otherwise_is_not_exported(setup, tmp_path, monkeypatch):
     write = onnx.write
 

@@ -8,8 +8,8 @@ import pytest
 
 from tfaccel.common.errors import RunError, UserError
 from tfaccel.config import default_config
-from tfaccel.diagnostics import plot
 from tfaccel.training import workdir
+from tfaccel.training.page import curves
 from tfaccel.training.workdir import check_usable, finished, held, write_config, write_json
 
 
@@ -54,7 +54,7 @@ def test_a_kill_while_a_config_is_written_leaves_no_result_of_another(tmp_path, 
     monkeypatch.setattr(workdir, "write_json", noted(workdir.write_json))
     monkeypatch.setattr(pathlib.Path, "unlink", noted(pathlib.Path.unlink))
     write_config(tmp_path, {"seed": 2})
-    assert left == {"result.json": None, "config.json": None}
+    assert left == {"result.json": None, "report.html": None, "config.json": None}
 
 
 def test_a_name_that_no_disk_takes_is_a_sentence(tmp_path):
@@ -63,7 +63,7 @@ def test_a_name_that_no_disk_takes_is_a_sentence(tmp_path):
         pass
     assert check_usable(path, resume="never") == path
     with pytest.raises(UserError, match="there is no workdir"):
-        plot.read(path)
+        curves.read(path)
 
 
 def test_a_folder_that_may_not_be_searched_is_none(tmp_path, monkeypatch):
@@ -79,7 +79,7 @@ def test_a_folder_that_may_not_be_searched_is_none(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="no checkpoints to resume from"):
         check_usable(tmp_path / "closed" / "a", resume="required")
     with pytest.raises(UserError, match="there is no workdir"):
-        plot.read(tmp_path / "closed" / "a")
+        curves.read(tmp_path / "closed" / "a")
 
 
 @pytest.mark.parametrize(

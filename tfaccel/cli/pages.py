@@ -22,6 +22,7 @@ PAGES = {
     "search": "diagnostics/search/README.md",
     "trackers": "training/TRACKERS.md",
     "export": "export/README.md",
+    "serving": "export/SERVING.md",
     "diagnostics": "diagnostics/README.md",
     "notebook": "process/README.md",
     "security": "common/SECURITY.md",

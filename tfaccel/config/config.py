@@ -99,7 +99,7 @@ def deciding(config: Config) -> dict[str, object]:
         "runtime": {"gpu_ids", "memory", "compile_cache", "peer_timeout_s", "allow_public_network"},
         "model": {"weights", "weights_order", "new_layers"},
         "step": {"audit_steps", "nonfinite", "max_rollbacks", "shard_states", "state_dtype"},
-        "train": {"steps_per_execution"},
+        "train": {"steps_per_execution", "export"},
     }
     if config.train.decay in ("constant", "step"):
         free["train"].add("epochs")

@@ -191,6 +191,9 @@ class TrainConfig:
     """Epochs to wait for a better monitor. If it does not improve for this many epochs, training
     ends and the best epoch's weights are exported (with ema_momentum, the last average). None
     trains all epochs."""
+    export: bool = True
+    """Whether the end of training exports the model. `tfaccel search` exports only its best trial.
+    `tfaccel export` exports a run later."""
 
     def __post_init__(self):
         """Checks every field."""
@@ -233,6 +236,7 @@ class TrainConfig:
             )
         check_text("monitor", self.monitor, expected="a metric's name, e.g. 'val_loss'")
         check_optional_ints(self, "base_batch_size", "steps_per_execution", "early_stopping_epochs")
+        check_flag("export", self.export)
 
 
 @documented

@@ -10,7 +10,9 @@ devices, because those of all images may not fit in memory. Only the function's 
 from collections.abc import Callable
 
 import keras
+import numpy as np
 
+from tfaccel.data.distribute import Loader
 from tfaccel.run import Run
 
 
@@ -46,3 +48,11 @@ def scored(run: Run, model: keras.Model, function: Callable, *, per_execution: i
         made = Scored(model, function)
     run.compile(made, steps_per_execution=per_execution)
     return made
+
+
+def read_of(loader: Loader) -> np.ndarray:
+    """Returns the indices of a loader's examples that have scores: [n] int64, in order.
+
+    An image that could be read at the start may have become unreadable since.
+    """
+    return np.delete(np.arange(loader.num_examples), np.array(sorted(loader.lost), int))

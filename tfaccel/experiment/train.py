@@ -23,7 +23,7 @@ from tfaccel.config import Config, ExportConfig, TrainConfig, deciding
 from tfaccel.config.weights_pixels import of_file
 from tfaccel.data.distribute import Loader, check_same_classes
 from tfaccel.data.images import ImageData
-from tfaccel.experiment import models, recipe, tasks, thaw
+from tfaccel.experiment import models, recipe, run_page, tasks, thaw
 from tfaccel.experiment.fit import fit
 from tfaccel.experiment.models.frozen import backbone_of, freeze
 from tfaccel.experiment.models.weights import begin_from, drawn_anew
@@ -68,7 +68,8 @@ def run(
       accept_changes: whether to continue from a checkpoint of another config or other data.
 
     Returns:
-      A JSON-ready dict: metrics, images_per_second, steps, seconds, and for the chief, export.
+      A JSON-ready dict: metrics, images_per_second, steps, seconds, and for the chief, export,
+      unless the config asks for none.
 
     Raises:
       UserError: a mistake that you can fix; the message says how.
@@ -91,6 +92,7 @@ def run(
 
         # ----- Workdir: for the chief alone; a run that cannot begin leaves nothing behind.
         is_chief = this_run.cluster.is_chief
+        watches, paused_s = [], float
         with together(this_run.strategy, "could not take the workdir"):
             if is_chief:
                 workdir = stack.enter_context(workdir_lib.held(workdir))
@@ -106,9 +108,11 @@ def run(
                 }
                 # Entered first, so that the trackers are told how the run ended last.
                 tracked = stack.enter_context(_tracked(config, workdir))
-                rehearsal = stack.enter_context(
-                    rehearse(this_run, config, model, train, test, **how)
-                )
+                if config.train.export:
+                    rehearsal = stack.enter_context(
+                        rehearse(this_run, config, model, train, test, **how)
+                    )
+                    watches, paused_s = [rehearsal.callback()], lambda: rehearsal.seconds
 
         # ----- Training: Keras's fit, from the newest checkpoint, with a test after each epoch.
         # A config that thaws layers has several stages, and each begins from a checkpoint.
@@ -143,8 +147,8 @@ def run(
                 until=stage.ends,
                 trackers=[tracked] if is_chief else [],
                 # The rehearsal runs beside the first steps. It ends training if the export fails.
-                watches=[rehearsal.callback()] if is_chief and not begun else [],
-                paused_s=lambda: rehearsal.seconds if is_chief else 0.0,
+                watches=[] if begun else watches,
+                paused_s=paused_s,
             )
             begun = True
             if checkpoints.has_stopped:
@@ -153,15 +157,18 @@ def run(
         if not is_chief:
             return result
 
-        # ----- Export: written, and compared in a fresh process before it gets its name.
-        export = this_run.export(
-            model,
-            workdir_lib.next_version(workdir / "export"),
-            loader=test,
-            **dataclasses.asdict(export_of(config)),
-        )
-        tracked.export(export)
-        result["export"] = str(export)
+        # ----- Export: written, and compared in a fresh process before it gets its name. The run's
+        # page is drawn meanwhile.
+        with run_page.drawn(this_run, model, test, outcome, workdir=workdir):
+            if config.train.export:
+                export = this_run.export(
+                    model,
+                    workdir_lib.next_version(workdir / "export"),
+                    loader=test,
+                    **dataclasses.asdict(export_of(config)),
+                )
+                tracked.export(export)
+                result["export"] = str(export)
         workdir_lib.write_json(workdir / "result.json", result)
         return result
 

@@ -12,6 +12,7 @@ Takes the path; makes the folder if needed, and gives it once no other run uses 
     DIR/trackers.json      the ids of the run in MLflow and Weights & Biases
     DIR/wandb/             what Weights & Biases keeps, with it
     DIR/first_batch.png    the first augmented images, with their labels
+    DIR/report.html        the run's page: curves, first images, speed, memory, confusion matrix
     DIR/export/1/          SavedModel and model.keras
     DIR/evaluation/1/      a report of `tfaccel evaluate`
     DIR/result.json        the result, which the command also prints as its last line
@@ -51,7 +52,8 @@ WRITTEN = ("config.json", "metrics.jsonl", "metrics.csv")
 MOST_LEVELS = 4  # from the workdir to its deepest file: export/1/variables/variables.index
 # The temporary names that `own_files.replace` gives.
 _UNFINISHED = re.compile(
-    r"\.(config|environment|result|metrics|first_batch|trackers)\.(jsonl?|csv|png)\.\d+(\.[0-9a-f]{8})?"
+    r"\.(config|environment|result|metrics|first_batch|trackers|report)"
+    r"\.(jsonl?|csv|png|html)\.\d+(\.[0-9a-f]{8})?"
 )
 
 _locks = set()  # descriptors of the lock files of the folders that this process holds
@@ -247,8 +249,9 @@ def write_config(path: pathlib.Path, config: dict) -> None:
       UserError: see `check_no_other`.
     """
     check_no_other(path, config)
-    # The old result goes first: if this run is killed here, it must not have another run's result.
-    (path / "result.json").unlink(missing_ok=True)
+    # The old results go first: if this run is killed here, it must not have another run's.
+    for name in ("result.json", "report.html"):
+        (path / name).unlink(missing_ok=True)
     write_json(path / "config.json", _as_written(config))
 
 

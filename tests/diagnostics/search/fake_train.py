@@ -19,7 +19,8 @@ path = folder / "metrics.jsonl"
 done = len(path.read_text().splitlines()) if path.exists() else 0
 with open(folder / "starts.jsonl", "a") as starts:
     gpu = os.environ["CUDA_VISIBLE_DEVICES"]
-    starts.write(json.dumps({"gpu": gpu, "epochs_before": done, "pid": os.getpid()}) + "\n")
+    noted = {"gpu": gpu, "epochs_before": done, "pid": os.getpid()}
+    starts.write(json.dumps(noted | {"arguments": sys.argv[1:]}) + "\n")
 if config.runtime.seed == 1:
     sys.exit("tfaccel: error: the loss is not finite")
 for epoch in range(done + 1, config.train.epochs + 1):

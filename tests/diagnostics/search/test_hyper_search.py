@@ -19,6 +19,13 @@ optuna = pytest.importorskip("optuna", reason="needs the extra optuna")
 from tfaccel.diagnostics.search import run, space, trial  # noqa: E402
 
 FAKE = (sys.executable, str(pathlib.Path(__file__).with_name("fake_train.py")))
+EXPORTING = """
+import pathlib, sys
+folder = pathlib.Path(sys.argv[1].partition("=")[2])
+if (folder / "refuses").exists():
+    sys.exit("tfaccel: error: the disk is full")
+(folder / "export" / "1").mkdir(parents=True)
+"""
 SPACE = """
 import optuna
 
@@ -34,6 +41,7 @@ def suggest(trial, config):
 def fake(monkeypatch):
     monkeypatch.setattr(trial, "TRAIN", FAKE)
     monkeypatch.setattr(trial, "POLL_S", 0.05)
+    monkeypatch.setattr(trial, "EXPORT", (sys.executable, "-c", EXPORTING))
 
 
 def searched(folder, *, text=SPACE, trials=4, visible="-1", jobs=None, **fields):
@@ -70,6 +78,25 @@ def test_the_best_trial_is_a_config_file(tmp_path):
     again, starts = searched(tmp_path / "a")  # there is nothing left to do
     assert again == result
     assert [len(each) for each in starts.values()] == [1, 1, 1, 1]
+
+
+def test_the_best_trial_alone_is_exported(tmp_path, caplog):
+    result, starts = searched(tmp_path)
+    (exported,) = tmp_path.glob("trials/*/export/1")
+    assert result["export"] == str(exported)
+    assert exported.parents[1] == pathlib.Path(result["workdir"])
+    arguments = {each for start in starts.values() for each in start[0]["arguments"]}
+    assert "--config.train.export=False" in arguments
+    assert "export" not in (tmp_path / "best.py").read_text()
+    again, _ = searched(tmp_path)  # which has nothing left to do
+    assert again == result
+    exported.rmdir()
+    (exported.parents[1] / "refuses").touch()
+    refused, _ = searched(tmp_path)
+    assert refused == result | {"export": None}
+    assert "the best trial cannot be exported: it ended with exit code 1: the disk is full" in (
+        caplog.text
+    )
 
 
 def test_each_gpu_has_its_own_trials_at_the_same_time(tmp_path):

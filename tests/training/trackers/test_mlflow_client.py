@@ -1,5 +1,10 @@
 """MLflow's own server code keeps what is sent: a file of SQLite in place of a server."""
 
+import json
+import signal
+import subprocess
+import sys
+
 import pytest
 
 from tfaccel.common.errors import RunError
@@ -16,7 +21,7 @@ def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mlflow")
     mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
     client = mlflow.MlflowClient()
-    for name in ("stopped", "failed", "theirs"):
+    for name in ("stopped", "failed", "theirs", "killed"):
         client.create_experiment(name, artifact_location=str(folder / name))
     yield client
     mlflow.set_tracking_uri(None)
@@ -104,3 +109,36 @@ def test_a_run_that_the_script_began_stays_open(tmp_path, server):
     run = server.get_run(theirs.info.run_id)
     assert run.info.status == "FINISHED"
     assert (run.data.params, run.data.metrics["loss"]) == ({"seed": "1"}, 0.5)
+
+
+def test_the_next_run_marks_one_that_was_killed(tmp_path, server):
+    uri = mlflow.get_tracking_uri()
+    program = f"""
+import mlflow, os, pathlib, signal
+from tfaccel.training.trackers.mlflow import MLflow
+mlflow.set_tracking_uri({uri!r})
+folder = pathlib.Path({str(tmp_path)!r})
+print(MLflow(project="killed").begin(None, name="a", config={{}}, folder=folder), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    killed = done.stdout.split()[-1]
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    elsewhere = server.create_run(server.get_run(killed).info.experiment_id)
+    server.set_tag(elsewhere.info.run_id, "tfaccel.process", "other-machine 7 1 100.00")
+    theirs = server.create_run(server.get_run(killed).info.experiment_id)  # not by tfaccel
+    beside = MLflow(project=None)  # this process's own, which goes on
+    assert server.get_run(killed).info.status == "RUNNING"
+    with tracked_in(tmp_path / "b", "killed") as tracked:
+        tracked.begin({}, continues=False)
+        ours = server.get_run(
+            json.loads((tmp_path / "b/trackers.json").read_text())["mlflow"]["run"]
+        )
+        beside._client, beside._id = server, "another"
+        beside._end_what_was_killed(ours.info.experiment_id)
+        status = {
+            each: server.get_run(each.info.run_id).info.status for each in (elsewhere, theirs)
+        }
+        assert {*status.values()} == {"RUNNING"}
+        assert server.get_run(ours.info.run_id).info.status == "RUNNING"
+        assert server.get_run(killed).info.status == "FAILED"

@@ -3,65 +3,49 @@
 write(comparison, pathlib.Path("report"))    # report.html, report.md, results.json and two PNGs
 """
 
-import io
 import pathlib
 
 from tfaccel.common.disk_errors import not_written
 from tfaccel.common.errors import UserError
+from tfaccel.common.html_page import html_page, svg_of
 from tfaccel.common.report import Code, html_of
 from tfaccel.common.tables import as_html
 from tfaccel.diagnostics.compare import plots
 from tfaccel.diagnostics.compare.contest import Row
 from tfaccel.diagnostics.compare.table import MEANINGS, Comparison
 
-PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>tfaccel compare</title><style>
-:root {{ color-scheme: light }}
-body {{ font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1.2em; max-width: 60em;
-  color: #282828; background: #fff }}
-h1 {{ font-size: 1.4em; line-height: 1.25; margin: 0.2em 0 }}
-h2 {{ font-size: 1.05em; margin: 2em 0 0.6em }}
-.about, .small {{ color: #5f6b76; font-size: 0.9em }}
-pre {{ background: #f4f6f7; padding: 0.8em 1em; border-radius: 6px; overflow-x: auto;
-  font-size: 0.85em }}
-.wide {{ overflow-x: auto }}
-table {{ border-collapse: collapse; font-size: 0.82em; font-variant-numeric: tabular-nums }}
-th {{ font-weight: 600; color: #5f6b76; white-space: nowrap }}
-th, td {{ padding: 0.35em 0.6em; border-bottom: 1px solid #e4e8eb }}
-td {{ white-space: nowrap }}
-.why td:last-child {{ white-space: normal; color: #5f6b76 }}
-.bar {{ margin: 0.55em 0 }}
-.bar .label {{ display: flex; justify-content: space-between; gap: 1em; font-size: 0.88em }}
-.bar .rate {{ white-space: nowrap; font-variant-numeric: tabular-nums }}
-.track {{ background: #f0f2f4; border-radius: 3px; height: 0.85em; position: relative }}
-.fill {{ border-radius: 3px; height: 100% }}
-.span {{ position: absolute; top: 0.36em; height: 2px; background: #282828 }}
-svg {{ width: 100%; min-width: 28em; max-width: 40em; height: auto }}
-</style></head><body>
-<p class="about">tfaccel compare</p>
-<h1>{summary}</h1>
+STYLE = """\
+.about, .small { color: #5f6b76; font-size: 0.9em }
+table { font-size: 0.82em }
+td { white-space: nowrap }
+.why td:last-child { white-space: normal; color: #5f6b76 }
+.bar { margin: 0.55em 0; overflow: visible }
+.bar div { overflow: visible }
+.bar .label { display: flex; justify-content: space-between; gap: 1em; font-size: 0.88em }
+.bar .rate { white-space: nowrap; font-variant-numeric: tabular-nums }
+.track { background: #f0f2f4; border-radius: 3px; height: 0.85em; position: relative }
+.fill { border-radius: 3px; height: 100% }
+.span { position: absolute; top: 0.36em; height: 2px; background: #282828 }
+svg { width: 100%; min-width: 28em; max-width: 40em; height: auto }
+"""
+BODY = """\
 <p class="about">{title}</p>
 {command}
 {bars}
 <h2>Everything measured</h2>
-<div class="wide">{table}</div>
+<div>{table}</div>
 <div class="why">{reasons}</div>
 <div class="why small">{meanings}</div>
 {picture}
 <h2>Method</h2>
-<p>{how}</p>
-</body></html>
-"""
-
+<p>{how}</p>"""
 BARS = """\
 <h2>Speed relative to the first variant, and images per second</h2>
 {bars}
 <p class="small">The thin line shows the range from the slowest stretch to the fastest.</p>"""
 PICTURE = """\
 <h2>Losses</h2>
-<div class="wide">{picture}</div>"""
+<div>{picture}</div>"""
 
 
 def check_folder(folder: pathlib.Path) -> None:
@@ -105,19 +89,20 @@ def write(comparison: Comparison, folder: pathlib.Path) -> None:
 def page(comparison: Comparison) -> str:
     """Returns the HTML page."""
     summary = comparison.summary
-    return PAGE.format(
-        summary=as_html(f"{summary[:1].upper()}{summary[1:]}"),
+    body = BODY.format(
         title=as_html(comparison.title),
         command=html_of(Code(comparison.train_command)) if comparison.has_best else "",
         bars=BARS.format(bars=_bars(comparison)) if _has_rates(comparison) else "",
         table=html_of(comparison.figures),
         reasons=html_of(comparison.reasons),
         meanings=html_of(MEANINGS),
-        picture=PICTURE.format(picture=_svg(plots.loss_figure(comparison)))
+        picture=PICTURE.format(picture=svg_of(plots.loss_figure(comparison)))
         if _has_losses(comparison)
         else "",
         how=as_html(comparison.how),
     )
+    heading = f"{summary[:1].upper()}{summary[1:]}"
+    return html_page(heading, body, width="60em", style=STYLE)
 
 
 def _has_rates(comparison: Comparison) -> bool:
@@ -146,10 +131,3 @@ def _bar(comparison: Comparison, row: Row, most: float) -> str:
         f'<div class="fill" style="width:{100 * row.times / most:.1f}%;background:{color}"></div>'
         f'<div class="span" style="left:{from_:.1f}%;width:{to - from_:.1f}%"></div></div></div>'
     )
-
-
-def _svg(figure) -> str:
-    drawn = io.StringIO()
-    figure.savefig(drawn, format="svg", metadata={"Date": None})
-    text = drawn.getvalue()
-    return text[text.index("<svg") :]  # the lines before it are only for an SVG file

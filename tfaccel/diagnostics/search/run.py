@@ -55,8 +55,8 @@ def search(
       jobs: the number of trials at once; None for one on each GPU, or one on the CPU.
 
     Returns:
-      A JSON-ready dict: value, parameters, trial, workdir and config of the best trial, and the
-      number of trials by state.
+      A JSON-ready dict: value, parameters, trial, workdir, export and config of the best trial, and
+      the number of trials by state. `export` is None if the export failed.
 
     Raises:
       UserError: the space or the config has a mistake; the folder has another search; or there are
@@ -90,7 +90,7 @@ def search(
     )
     each = _Trials(study, base, space, metric=metric, at_most=trials, best=workdir / BEST)
     each.run(slots)
-    return each.result()
+    return each.result(gpu=slots[0])
 
 
 def _try_space(space: Space, base: ml_collections.ConfigDict) -> None:
@@ -223,8 +223,8 @@ class _Trials:
             config_files.copy(source, self._best, said=said)
         return best
 
-    def result(self) -> dict:
-        """Returns the best trial and the numbers of trials."""
+    def result(self, *, gpu: str | None) -> dict:
+        """Exports the best trial on that GPU; returns the trial and the numbers of trials."""
         best = self._study.best()
         if best is None:
             counts = self._study.counts()
@@ -232,12 +232,25 @@ class _Trials:
                 f"no trial is complete ({counts['fail']} failed, {counts['pruned']} were pruned), "
                 "so there is no best one; their folders in trials/ have their output"
             )
+        folder = self._study.folder_of(best)
         return {
             "metric": self._metric,
             "value": best.value,
             "parameters": best.params,
             "trial": best.number,
-            "workdir": str(self._study.folder_of(best)),
+            "workdir": str(folder),
+            "export": _exported(folder, gpu),
             "config": str(self._best),
             "trials": self._study.counts(),
         }
+
+
+def _exported(folder: pathlib.Path, gpu: str | None) -> str | None:
+    """Exports the best trial. A failure is a warning, because the search itself is good."""
+    try:
+        path = trial.export(folder, gpu=gpu)
+    except RunError as error:
+        log.warning("search: the best trial cannot be exported: %s", error)
+        return None
+    summary("search: the best trial is exported to %s", path)
+    return str(path)

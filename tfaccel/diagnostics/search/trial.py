@@ -8,6 +8,7 @@ says so.
 """
 
 import dataclasses
+import math
 import pathlib
 import signal
 import sys
@@ -15,16 +16,20 @@ import threading
 
 import optuna
 
+from tfaccel.common.errors import RunError
 from tfaccel.config import Config
 from tfaccel.diagnostics.search import config_files
 from tfaccel.diagnostics.search.shared_study import Held
 from tfaccel.diagnostics.search.slots import of_one
 from tfaccel.launch import rank_environment
+from tfaccel.process import waits
 from tfaccel.process.child import Child, how_it_ended
 from tfaccel.training.checkpoint.rotation import largest_is_best
 from tfaccel.training.logs import json_lines
+from tfaccel.training.workdir import versions
 
 TRAIN = (sys.executable, "-m", "tfaccel", "train")
+EXPORT = (sys.executable, "-m", "tfaccel", "export")
 POLL_S = 1.0
 GRACE_S = 60.0  # for a checkpoint and the trackers, after SIGTERM
 
@@ -63,7 +68,11 @@ def run(
     with (
         open(folder / "output.txt", "ab") as output,
         Child(
-            [*TRAIN, f"--config={folder / 'config.py'}", f"--workdir={folder}"],
+            # Only the best trial is exported, at the end of the search.
+            [
+                *(*TRAIN, f"--config={folder / 'config.py'}", f"--workdir={folder}"),
+                "--config.train.export=False",
+            ],
             env=rank_environment.alone() | of_one(gpu),  # also if Slurm started several searches
             stdout=output,
             stderr=output,
@@ -85,6 +94,36 @@ def run(
     if value is None:
         return Ended("failed", why=f"its epochs have no {metric}")
     return Ended("complete", value=value)
+
+
+def export(folder: pathlib.Path, *, gpu: str | None) -> pathlib.Path:
+    """Exports a trial in a process of its own, unless it has an export, and returns its path.
+
+    Args:
+      folder: the trial's.
+      gpu: a value of CUDA_VISIBLE_DEVICES; None for the CPU.
+
+    Raises:
+      RunError: the command failed; the message says why.
+    """
+    if done := versions(folder / "export"):
+        return done[-1]
+    with (
+        open(folder / "output.txt", "ab") as output,
+        Child(
+            [*EXPORT, f"--workdir={folder}"],
+            env=rank_environment.alone() | of_one(gpu),
+            stdout=output,
+            stderr=output,
+            grace_s=GRACE_S,
+        ) as child,
+        waits.on("exporting the best trial"),
+    ):
+        child.wait(math.inf)
+        code = child.exit_code()
+    if code:
+        raise RunError(f"it {how_it_ended(code)}{_last_error(folder / 'output.txt')}")
+    return versions(folder / "export")[-1]
 
 
 class Watch:

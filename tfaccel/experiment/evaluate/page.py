@@ -7,7 +7,6 @@ shows the parts, and the page the pictures too, which lie in the page itself.
     print(report)
 """
 
-import base64
 import csv
 import dataclasses
 import io
@@ -18,28 +17,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from tfaccel.common.html_page import html_page, png_of
 from tfaccel.common.report import Notes, Part, Report, html_of
 from tfaccel.common.tables import as_html, in_figures
-
-PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title><style>
-:root {{ color-scheme: light }}
-body {{ font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1.2em; max-width: 70em;
-  color: #282828; background: #fff }}
-h1 {{ font-size: 1.4em; line-height: 1.25; margin: 0.2em 0 }}
-h2 {{ font-size: 1.05em; margin: 2em 0 0.6em }}
-div {{ overflow-x: auto }}
-table {{ border-collapse: collapse; font-size: 0.85em; font-variant-numeric: tabular-nums }}
-th {{ font-weight: 600; color: #5f6b76; white-space: nowrap }}
-th, td {{ padding: 0.3em 0.7em; border-bottom: 1px solid #e4e8eb }}
-img {{ max-width: 100%; height: auto }}
-</style></head><body>
-<h1>{title}</h1>
-{sections}
-</body></html>
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +133,7 @@ class Evaluated(Report):
             + "\n".join(f"<div>{_html(each, folder)}</div>" for each in parts)
             for heading, parts in self.sections(whole=True)
         ]
-        page = PAGE.format(title=as_html(self.title), sections="\n".join(sections))
+        page = html_page(self.title, "\n".join(sections))
         (folder / "report.html").write_text(page, encoding="utf-8")
 
     def about_section(self) -> Section:
@@ -241,5 +221,4 @@ def _cell(value) -> object:
 def _html(part: Part | Picture, folder: pathlib.Path) -> str:
     if not isinstance(part, Picture):
         return html_of(part)
-    data = base64.b64encode((folder / part.file).read_bytes()).decode()
-    return f'<img src="data:image/png;base64,{data}" alt="{as_html(part.shows)}">'
+    return png_of((folder / part.file).read_bytes(), shows=part.shows)

@@ -45,7 +45,7 @@ from tfaccel.experiment.evaluate.page import About, Evaluated
 from tfaccel.experiment.evaluate.regression_report import RegressionReport
 from tfaccel.experiment.evaluate.restored_report import RestoredReport
 from tfaccel.experiment.open_data import open_loader
-from tfaccel.experiment.scored import scored
+from tfaccel.experiment.scored import read_of, scored
 from tfaccel.experiment.train import steps_in_execution
 from tfaccel.export import card
 from tfaccel.process import waits
@@ -129,15 +129,6 @@ class _Opened:
         """The classes or numbers of the model, or the values of a pixel."""
         return self.model.output_shape[-1]
 
-    @property
-    def read(self) -> np.ndarray:
-        """The indices of the loader's examples that have scores: [n] int64, in order.
-
-        An image that could be read at the start may have become unreadable since.
-        """
-        every = np.arange(self.loader.num_examples)
-        return np.delete(every, np.array(sorted(self.loader.lost), int))
-
 
 def _report(opened: _Opened, about: dict[str, object]) -> Evaluated:
     """Returns the report from the scores of all images; `about` has the facts of an `About`."""
@@ -150,7 +141,7 @@ def _report(opened: _Opened, about: dict[str, object]) -> Evaluated:
         model = scored(opened.run, opened.model, function, per_execution=per_execution)
         scores = model.predict(loader, verbose=0)
     names = names_of(loader.data.found)
-    names = [names[each] for each in opened.read.tolist()]
+    names = [names[each] for each in read_of(opened.loader).tolist()]
     unread = tuple(_left_out(names_of(opened.source), names))
     return _of_scores(opened, About(**about, num_images=len(names), unread=unread), names, scores)
 
@@ -178,7 +169,7 @@ def _of_scores(opened: _Opened, about: About, image_names: list[str], scores: di
         return MaskReport(about, names, image_names, scores)
     if source.task is None:
         return RestoredReport(about, image_names, scores)
-    labels = source.labels[opened.read]
+    labels = source.labels[read_of(opened.loader)]
     if source.task == "regression":
         return RegressionReport(about, source.target_names, image_names, labels, scores)
     names = card.completed(opened.loader.class_names, opened.num_outputs)
@@ -249,7 +240,9 @@ def _write_worst(opened: _Opened, report: Evaluated, path: pathlib.Path) -> None
         opened.run,
         opened.config,
         "test",
-        source=data.source.taken(opened.read[places_of_worst]),  # decoded, if images are kept
+        source=data.source.taken(
+            read_of(opened.loader)[places_of_worst]
+        ),  # decoded, if images are kept
         loader=data.loader,
         stored_size=None,
         bad_files="error",

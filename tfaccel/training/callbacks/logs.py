@@ -59,7 +59,7 @@ class Logs(keras.callbacks.Callback):
           clock: seconds, monotonic.
         """
         super().__init__()
-        self._writers = [_Paced(each, every_steps) for each in writers]
+        self._writers = [Paced(each, every_steps) for each in writers]
         self._loader, self._throughput, self._gpus = loader, throughput, gpus
         self._epochs_later = epochs_later
         self._clock, self._start = clock, clock()
@@ -117,7 +117,7 @@ class Logs(keras.callbacks.Callback):
         self._usages.append(self._gpus.read())
         timed = self._throughput.epoch
         record = self._record(logs, num_validations=self._epochs_after + 1)
-        record |= _gpu_fields(self._usages[-1:])
+        record |= gpu_fields(self._usages[-1:])
         for each in due:
             each.call("steps", _with_rates(record, timed - each.timed))
             each.note(self._position, seconds, timed)
@@ -137,7 +137,7 @@ class Logs(keras.callbacks.Callback):
         if self._steps_ended is not None:
             self._after_steps_s = self.seconds - self._steps_ended - self._validations.compiling_s
         record = self._record(logs, num_validations=self._epochs_after)
-        record |= _gpu_fields(self._usages)
+        record |= gpu_fields(self._usages)
         for each in self._writers:
             each.call("epoch", _with_rates(record, self._throughput.epoch))
 
@@ -207,7 +207,7 @@ class _ValidationTimer:
             self.compiling_s = sum(max(0.0, taken[index] - usual) for index in ends)
 
 
-class _Paced:
+class Paced:
     """A writer, and the place of its last record.
 
     Attributes:
@@ -215,15 +215,18 @@ class _Paced:
     """
 
     def __init__(self, writer: Writer, every_steps: int):
+        """Takes a writer, and the steps between two records if the writer has no `every_s`."""
         self._writer, self._every_steps = writer, every_steps
         self._last_step, self._last_s = 0, -math.inf
         self._has_failed = False
         self.timed = Timed()
 
     def begin_epoch(self, step: int) -> None:
+        """Forgets what was timed of the previous epoch; `step` is the last one before this."""
         self._last_step, self.timed = step, Timed()
 
     def is_due(self, step: int, seconds: float) -> bool:
+        """Returns whether the writer gets a record of this step."""
         if self._writer.every_s is None:
             return step - self._last_step >= self._every_steps
         if self._last_s == -math.inf and not self._writer.has_first_step:
@@ -231,6 +234,7 @@ class _Paced:
         return seconds - self._last_s >= self._writer.every_s
 
     def note(self, step: int, seconds: float, timed: Timed) -> None:
+        """Notes the place of the record that was just written."""
         self._last_step, self._last_s, self.timed = step, seconds, timed
 
     def call(self, method: str, *args, **kwargs) -> None:
@@ -245,6 +249,27 @@ class _Paced:
                     *(self._writer.name, error.strerror or error),
                 )
             self._has_failed = True
+
+
+def record_of_epoch(
+    callback: keras.callbacks.Callback, epoch: int, logs: dict | None, *, seconds: float
+) -> Record:
+    """Returns the record of an epoch of any `fit`, from what Keras gives to `on_epoch_end`.
+
+    Args:
+      callback: of this `fit`.
+      epoch: Keras's number of the epoch, from 0.
+      logs: Keras's.
+      seconds: since the training began.
+    """
+    record = {
+        "step": (epoch + 1) * (callback.params.get("steps") or 1),
+        "epoch": epoch + 1,
+        "seconds": round(seconds, 3),
+    }
+    if getattr(callback.model, "optimizer", None) is not None:
+        record["learning_rate"] = learning_rate_of(callback.model.optimizer)
+    return record | {name: float(each) for name, each in (logs or {}).items() if each is not None}
 
 
 def learning_rate_of(optimizer) -> float:
@@ -270,7 +295,7 @@ def _with_rates(record: Record, timed: Timed) -> Record:
     }
 
 
-def _gpu_fields(usages: list[tuple]) -> Record:
+def gpu_fields(usages: list[tuple]) -> Record:
     """Returns each GPU's largest memory and mean utilisation over several readings."""
     record = {}
     for index, readings in enumerate(zip(*usages, strict=False)):

@@ -18,7 +18,7 @@ import keras
 
 from tfaccel.common.errors import UserError
 from tfaccel.common.local_path import local_path
-from tfaccel.training.callbacks.logs import learning_rate_of
+from tfaccel.training.callbacks.logs import record_of_epoch
 from tfaccel.training.trackers.tracked import Tracked
 
 
@@ -63,16 +63,8 @@ class Tracking(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         """Sends the epoch's logs with the number of steps so far."""
-        steps = self.params.get("steps")
-        record = {
-            "step": (epoch + 1) * (steps or 1),
-            "epoch": epoch + 1,
-            "seconds": round(time.perf_counter() - self._start, 3),
-        }
-        if getattr(self.model, "optimizer", None) is not None:
-            record["learning_rate"] = learning_rate_of(self.model.optimizer)
-        record |= {name: float(each) for name, each in (logs or {}).items() if each is not None}
-        self._tracked.epoch(record)
+        seconds = time.perf_counter() - self._start
+        self._tracked.epoch(record_of_epoch(self, epoch, logs, seconds=seconds))
 
     def on_train_end(self, logs=None):
         """Waits until all epochs are sent."""

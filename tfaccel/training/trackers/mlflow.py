@@ -8,14 +8,20 @@ folder. `mlflow ui` shows it.
 If your script has begun a run itself (`with mlflow.start_run():`), that run is used and stays open.
 """
 
+import logging
 import os
 import pathlib
 import time
+
+import psutil
 
 from tfaccel.common.version import __version__
 from tfaccel.training.logs import Record
 from tfaccel.training.trackers import Tracker, flat, metrics_of
 
+log = logging.getLogger("tfaccel")
+
+PROCESS = "tfaccel.process"  # a tag
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 PARAMS_AT_ONCE = 100  # servers refuse more
 
@@ -56,8 +62,20 @@ class MLflow(Tracker):
                 mlflow.set_experiment(self._project)
             active = mlflow.start_run(run_id=before, run_name=None if before else name)
         self._client, self._id = mlflow.MlflowClient(), active.info.run_id
+        self._end_what_was_killed(active.info.experiment_id)
         self._log_settings({key: str(each) for key, each in flat(config).items()}, folder)
         return self._id
+
+    def _end_what_was_killed(self, experiment: str) -> None:
+        """Marks the experiment's runs as failed whose process on this machine was killed."""
+        try:
+            running = self._client.search_runs([experiment], "attributes.status = 'RUNNING'")
+            for each in running:
+                if each.info.run_id != self._id and _is_gone(each.data.tags.get(PROCESS, "")):
+                    self._client.set_terminated(each.info.run_id, STATUS["failed"])
+                    log.info("trackers: MLflow's run %s was killed; it failed", each.info.run_id)
+        except Exception as error:  # of a server that others use, too; the run itself is good
+            log.warning("trackers: killed runs of MLflow stay as they are (%s)", error)
 
     def _log_settings(self, settings: dict[str, str], folder: pathlib.Path) -> None:
         """Logs settings as params. MLflow never changes a param, so a changed one is a tag."""
@@ -71,6 +89,7 @@ class MLflow(Tracker):
             f"changed.{key}": each for key, each in settings.items() if there.get(key, each) != each
         }
         own = {"tfaccel.version": __version__, "tfaccel.workdir": str(folder)}
+        own[PROCESS] = _this_process()
         tags = [RunTag(key, each) for key, each in (own | changed).items()]
         for first in range(0, len(tags), PARAMS_AT_ONCE):
             self._client.log_batch(self._id, tags=tags[first : first + PARAMS_AT_ONCE])
@@ -98,3 +117,27 @@ class MLflow(Tracker):
             mlflow.end_run(STATUS[outcome])
         else:
             self._client.set_terminated(self._id, STATUS[outcome])
+
+
+def _this_process() -> str:
+    """Returns words that name this process among all that a machine runs until it stops."""
+    return f"{_place()} {os.getpid()} {psutil.Process().create_time():.2f}"
+
+
+def _is_gone(process: str) -> bool:
+    """Returns whether a process of these words has ended; False if nothing says so."""
+    *place, pid, created = process.split() or ("", "", "")
+    if " ".join(place) != _place():
+        return False  # of another machine or container, or of a time before the machine stopped
+    try:
+        return abs(psutil.Process(int(pid)).create_time() - float(created)) > 1
+    except psutil.NoSuchProcess:
+        return True
+    except (ValueError, psutil.Error):
+        return False
+
+
+def _place() -> str:
+    """Returns words for this start of the machine, and for the container."""
+    started = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{started} {os.stat('/proc/self/ns/pid').st_ino}"

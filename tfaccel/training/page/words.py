@@ -69,6 +69,7 @@ _METRICS = {
     "mse": _MSE,
     "mean_squared_error": _MSE,
     "images_per_second": Metric("Training speed (higher is better)", "images per second"),
+    "gpu_memory_mib": Metric("GPU memory (lower is better)", "MiB in use on the fullest GPU"),
     "learning_rate": Metric("Learning rate", "learning rate"),
 }
 
@@ -85,8 +86,10 @@ def column_head(name: str) -> str:
     """Returns the head of a table's column, for a metric of training or of test images."""
     tested = name.startswith("val_")
     words = metric_words(name.removeprefix("val_")).title.partition(" (")[0]
-    if name in ("epoch", "images_per_second"):
+    if name in ("epoch", "step", "images_per_second", "learning_rate", "input_wait"):
         return name.replace("_", " ")
+    if name == "gpu_memory_mib":
+        return "GPU memory, MiB"
     return f"{words}, {'test images' if tested else 'in training'}"
 
 
@@ -111,7 +114,7 @@ class Words:
 
 def run_words(workdirs: Mapping[str, pathlib.Path]) -> Words:
     """Returns the words for runs, by their names. A run without a config.json has no settings."""
-    configs = [_settings(each) for each in workdirs.values()]
+    configs = [settings_of(each) for each in workdirs.values()]
     known = [each for each in configs if each]
     names = list(dict.fromkeys(name for each in known for name in each))
     differing = tuple(
@@ -153,7 +156,7 @@ def _label(name: str, differing: Sequence[str], values: Sequence[str]) -> str:
     return f"{name}: {said}" if said else name
 
 
-def _settings(workdir: pathlib.Path) -> dict[str, str]:
+def settings_of(workdir: pathlib.Path) -> dict[str, str]:
     """Returns a run's settings by section.field, or {} if there is no valid config."""
     try:
         written = json.loads((workdir / "config.json").read_text(encoding="utf-8"))
