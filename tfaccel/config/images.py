@@ -344,7 +344,8 @@ class DataConfig(ImageConfig):
 
     root: str | None = None
     """Folder of the images. The fields train and test are paths in it. None, the default, uses the
-    handwritten digits that tfaccel contains."""
+    handwritten digits that tfaccel contains. It may be a URL, such as s3://bucket/photos, for
+    folders, csv, tfrecord and webdataset."""
     source: str = "folders"
     """Data format: folders, csv or others. "folders": one folder of images per class. "csv": a file
     of paths and labels, or lines of JSON. "tfrecord": TFRecord shards. "webdataset": tar shards.
@@ -355,6 +356,9 @@ class DataConfig(ImageConfig):
     """Training images: a path below root. It is a folder, a file or a pattern of shards."""
     test: str = "testing"
     """Test images: a path below root. It is a folder, a file or a pattern of shards."""
+    store_cache_gib: float = 50.0
+    """With a URL as root: the most that fetched files may take on this host, in GiB. The files of
+    all stores share it, and lie in tfaccel/stores in XDG_CACHE_HOME or ~/.cache."""
     validation_split: float | None = None
     """Part of the training images to test on, e.g. 0.2. `test` is then not used. The part has the
     same share of each class. It depends on `split_seed` and on the paths below the deepest folder
@@ -431,6 +435,7 @@ class DataConfig(ImageConfig):
         names = _column_names("label_columns", self.label_columns)
         object.__setattr__(self, "label_columns", names)
         check_int("first_label", self.first_label, at_least=0)
+        check_number("store_cache_gib", self.store_cache_gib, above=0)
         for name in ("train", "test"):
             check_text(name, getattr(self, name), expected="a path below root, or '.' for root")
         for name in ("image_key", "label_key", "image_ext", "label_ext"):

@@ -7,9 +7,11 @@ read at any time, and the toolkit decides on the order.
 
 import dataclasses
 import hashlib
+import io
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from typing import BinaryIO
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from tfaccel.config import ImageConfig
 from tfaccel.data import stamps
 from tfaccel.data.file_names import FileNames
 from tfaccel.data.raster import RasterForm, form_of, has_arrays
+from tfaccel.data.stores.files import StoreFiles, Unit
 
 # What the labels of an image are, and the form of a source's labels:
 #   classes      one class: [num_examples] int32, indices into `class_names`
@@ -46,13 +49,15 @@ class Blobs:
     """Encoded images: each is a whole file, or a range of bytes in a file.
 
     Attributes:
-      files: absolute paths, kept as `FileNames`. If images are whole files, one for each example.
+      files: absolute paths, or URLs of a store, kept as `FileNames`. If images are whole files, one
+        for each example.
       file_of: [num_examples] int32, index of the file of each example; None for whole files.
       offsets: [num_examples] int64, in bytes; None for whole files.
       sizes: [num_examples] int64, in bytes; None for whole files.
       recode: what turns the stored bytes into those of another encoding; None for the stored ones.
       form: for images that are read as they are stored, their form: see `raster.py`. None for
         images of 8 bits with 1 or 3 channels, which the usual decoders read.
+      store: what fetches the files of a store, in the order of `files`; None for local files.
     """
 
     files: Sequence[str]
@@ -61,6 +66,7 @@ class Blobs:
     sizes: np.ndarray | None = None
     recode: Callable[[bytes], bytes] | None = None
     form: RasterForm | None = None
+    store: StoreFiles | None = None
 
     def __post_init__(self):
         """Stores the paths compactly."""
@@ -83,7 +89,7 @@ class Blobs:
     @property
     def are_read_as_files(self) -> bool:
         """Whether another library may read each example's file, instead of `read`."""
-        return self.are_files and self.recode is None
+        return self.are_files and self.recode is None and self.store is None
 
     @property
     def dtype(self) -> str:
@@ -121,7 +127,16 @@ class Blobs:
         stored = self._stored(index)
         return stored if self.recode is None else self.recode(stored)
 
+    def opened(self, index: int) -> BinaryIO:
+        """Returns an example as an open file. Of a whole file of this host only the part that is
+        used is read; errors as in `read`."""
+        if self.are_read_as_files:
+            return open_regular(self.files[index])
+        return io.BytesIO(self.read(index))
+
     def _stored(self, index: int) -> bytes:
+        if self.store is not None:
+            return self.store.read(*self._unit(index))
         if self.are_files:
             return read_regular(self.files[index])
         offset, size = int(self.offsets[index]), int(self.sizes[index])
@@ -131,8 +146,26 @@ class Blobs:
             raise OSError(f"{self.name(index)} ends after {len(data)} bytes")
         return data
 
+    def _unit(self, index: int) -> Unit:
+        """Returns the number of an example's file, and its range of bytes or None."""
+        if self.are_files:
+            return index, None, None
+        return int(self.file_of[index]), int(self.offsets[index]), int(self.sizes[index])
+
+    def ahead(self, ids: np.ndarray) -> None:
+        """Begins to fetch some examples that are in a store, and returns at once."""
+        if self.store is None:
+            return
+        if not self.are_files and self.store.fit:
+            shards = np.unique(self.file_of[ids]).tolist()
+            self.store.ahead([(each, None, None) for each in shards])
+        else:
+            self.store.ahead(map(self._unit, ids.tolist()))
+
     def check_files(self, ids: np.ndarray, pool: Executor, *, num_threads: int) -> None:
         """Checks the files of some examples, before another library opens them.
+
+        Files of a store are not checked: `read` fetches regular files only.
 
         Args:
           ids: indices of the examples.
@@ -142,6 +175,8 @@ class Blobs:
         Raises:
           OSError: a file is missing, or is a FIFO, a device or a socket; it names the first.
         """
+        if self.store is not None:
+            return
         numbers = ids if self.are_files else np.unique(self.file_of[ids])
         files = [self.files.encoded(index) for index in numbers.tolist()]
         list(pool.map(check_regular, (files[start::num_threads] for start in range(num_threads))))
@@ -149,7 +184,10 @@ class Blobs:
     def taken(self, ids: np.ndarray) -> "Blobs":
         """Returns the examples at the given indices."""
         if self.are_files:
-            return dataclasses.replace(self, files=self.files.taken(ids))
+            if self.store is None:
+                return dataclasses.replace(self, files=self.files.taken(ids))
+            store = self.store.taken(ids)
+            return dataclasses.replace(self, files=store.names, store=store)
         ranges = {name: getattr(self, name)[ids] for name in ("file_of", "offsets", "sizes")}
         return dataclasses.replace(self, **ranges)
 
@@ -204,7 +242,7 @@ class ImageSource:
     def stamps(self) -> dict[str, dict]:
         """Returns values that change if a file is replaced; workers' own copies may differ."""
         parts = {"files": self.images, "target files": self.targets}
-        return {name: stamps.of_files(each.files) for name, each in parts.items() if each}
+        return {name: _stamp(each) for name, each in parts.items() if each}
 
     def taken(self, ids: np.ndarray) -> "ImageSource":
         """Returns the examples at the given indices, with the same class numbers."""
@@ -311,6 +349,12 @@ def fed_labels(source: ImageSource | ArraySource) -> np.ndarray:
     TensorFlow passes int32 between functions through the host, so each step would wait for the GPU.
     """
     return source.labels.astype(np.int64) if source.labels.ndim == 1 else source.labels
+
+
+def _stamp(blobs: Blobs) -> dict[str, object]:
+    if blobs.store is not None:
+        return stamps.of_store(blobs.store.states())
+    return stamps.of_files(blobs.files)
 
 
 def _task(source: ImageSource | ArraySource) -> str | None:

@@ -24,6 +24,7 @@ from tfaccel.data.sources.example import FeatureError, features, value, values
 from tfaccel.data.sources.index import Keeper, Pattern, examples, list_shards
 from tfaccel.data.sources.labels import named, numbered
 from tfaccel.data.sources.records import Pieces, index, payload
+from tfaccel.data.stores.files import DEFAULT_CACHE_GIB
 
 LONGEST_NAME = 1000  # bytes in the name of a class; longer values are no names
 
@@ -40,6 +41,7 @@ def tfrecord(
     target_key: str | None = None,
     class_names: Sequence[str] | None = None,
     task: str = "classes",
+    cache_gib: float = DEFAULT_CACHE_GIB,
 ) -> ImageSource:
     """Finds the images in TFRecord shards, in the order of the shards' names and the records.
 
@@ -49,7 +51,8 @@ def tfrecord(
     and 1 or 3 channels.
 
     Args:
-      pattern: the shards: a path, a pattern with * ? or [], or a sequence of these. Each shard has
+      pattern: the shards: a path, a pattern with * ? or [], or a sequence of these; or URLs of a
+        store, such as "s3://bucket/train-*". Each shard has
         uncompressed records of `tf.train.Example`. When an index is written, the checksums of the
         lengths are verified. The checksums of the data are not, because that would read all bytes
         and not only the headers (70 us for a record of 110 KB in memory, compared with 4 us; CPU,
@@ -66,6 +69,7 @@ def tfrecord(
         numbers] float32. The label is then a feature with any number of values: for "multilabel"
         the numbers or names of an image's classes, or a float of 0 or 1 for each class; for
         "regression" the numbers.
+      cache_gib: for URLs: the most that fetched files of all stores may take on this host, in GiB.
 
     Raises:
       UserError: a shard is missing, cut short, compressed or not a TFRecord file; a record is not
@@ -78,7 +82,7 @@ def tfrecord(
         {"target": target_key} if target_key is not None else {"label": label_key}
     )
     found = examples(
-        list_shards(pattern),
+        list_shards(pattern, cache_gib=cache_gib),
         key=f"tfrecord {keys}" + (" lists" if several else ""),
         index_dir=index_dir,
         rows=functools.partial(_rows, keys=keys, lists=several),
