@@ -9,9 +9,9 @@ import dataclasses
 import hashlib
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import numpy as np
 
@@ -22,13 +22,15 @@ from tfaccel.config import ImageConfig
 from tfaccel.data import stamps
 from tfaccel.data.file_names import FileNames
 from tfaccel.data.raster import RasterForm, form_of, has_arrays
-from tfaccel.data.stores.files import StoreFiles, Unit
 
 # What the labels of an image are, and the form of a source's labels:
 #   classes      one class: [num_examples] int32, indices into `class_names`
 #   multilabel   any number of classes: [num_examples, classes] float32, 1 for the image's classes
 #   regression   numbers: [num_examples, targets] float32, in the order of `target_names`
 TASKS = ("classes", "multilabel", "regression")
+
+# The number of an example's file; its place in it and its size, or None for a whole file.
+Unit = tuple[int, int | None, int | None]
 
 
 class UnreadableError(UserError):
@@ -44,6 +46,37 @@ class UnreadableError(UserError):
         self.ids = ids
 
 
+class Reader(Protocol):
+    """What reads examples that are in a store, or in files of another library.
+
+    A unit is an example's file, its place in the file and its size; the last two are None for whole
+    files. Several threads may use a reader at once.
+
+    Attributes:
+      fit: whether all shards together may be fetched, and not single examples.
+    """
+
+    fit: bool
+
+    def read(self, number: int, offset: int | None, size: int | None) -> bytes:
+        """Returns the bytes of a unit."""
+
+    def ahead(self, units: Iterable[Unit]) -> None:
+        """Begins to fetch units, and returns at once."""
+
+    def states(self) -> np.ndarray:
+        """Returns [num_files, 2] int64 that change with the files, as far as it is known."""
+
+    def state(self, number: int) -> bytes:
+        """Returns what changes with a file, and names it."""
+
+    def learn(self) -> None:
+        """Finds out the states of all files, which `state` then returns quickly."""
+
+    def taken(self, ids: np.ndarray) -> "Reader":
+        """Returns a reader of some of the files, if each example is a whole file."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Blobs:
     """Encoded images: each is a whole file, or a range of bytes in a file.
@@ -57,7 +90,8 @@ class Blobs:
       recode: what turns the stored bytes into those of another encoding; None for the stored ones.
       form: for images that are read as they are stored, their form: see `raster.py`. None for
         images of 8 bits with 1 or 3 channels, which the usual decoders read.
-      store: what fetches the files of a store, in the order of `files`; None for local files.
+      reader: what reads the examples, if these are not whole files or ranges of bytes in files of
+        this host; None if they are.
     """
 
     files: Sequence[str]
@@ -66,7 +100,7 @@ class Blobs:
     sizes: np.ndarray | None = None
     recode: Callable[[bytes], bytes] | None = None
     form: RasterForm | None = None
-    store: StoreFiles | None = None
+    reader: Reader | None = None
 
     def __post_init__(self):
         """Stores the paths compactly."""
@@ -89,7 +123,7 @@ class Blobs:
     @property
     def are_read_as_files(self) -> bool:
         """Whether another library may read each example's file, instead of `read`."""
-        return self.are_files and self.recode is None and self.store is None
+        return self.are_files and self.recode is None and self.reader is None
 
     @property
     def dtype(self) -> str:
@@ -135,8 +169,8 @@ class Blobs:
         return io.BytesIO(self.read(index))
 
     def _stored(self, index: int) -> bytes:
-        if self.store is not None:
-            return self.store.read(*self._unit(index))
+        if self.reader is not None:
+            return self.reader.read(*self._unit(index))
         if self.are_files:
             return read_regular(self.files[index])
         offset, size = int(self.offsets[index]), int(self.sizes[index])
@@ -153,19 +187,19 @@ class Blobs:
         return int(self.file_of[index]), int(self.offsets[index]), int(self.sizes[index])
 
     def ahead(self, ids: np.ndarray) -> None:
-        """Begins to fetch some examples that are in a store, and returns at once."""
-        if self.store is None:
+        """Begins to fetch some examples, if they are in a store, and returns at once."""
+        if self.reader is None:
             return
-        if not self.are_files and self.store.fit:
+        if not self.are_files and self.reader.fit:
             shards = np.unique(self.file_of[ids]).tolist()
-            self.store.ahead([(each, None, None) for each in shards])
+            self.reader.ahead([(each, None, None) for each in shards])
         else:
-            self.store.ahead(map(self._unit, ids.tolist()))
+            self.reader.ahead(map(self._unit, ids.tolist()))
 
     def check_files(self, ids: np.ndarray, pool: Executor, *, num_threads: int) -> None:
         """Checks the files of some examples, before another library opens them.
 
-        Files of a store are not checked: `read` fetches regular files only.
+        What a reader reads is not checked, because it opens regular files only.
 
         Args:
           ids: indices of the examples.
@@ -175,7 +209,7 @@ class Blobs:
         Raises:
           OSError: a file is missing, or is a FIFO, a device or a socket; it names the first.
         """
-        if self.store is not None:
+        if self.reader is not None:
             return
         numbers = ids if self.are_files else np.unique(self.file_of[ids])
         files = [self.files.encoded(index) for index in numbers.tolist()]
@@ -184,10 +218,9 @@ class Blobs:
     def taken(self, ids: np.ndarray) -> "Blobs":
         """Returns the examples at the given indices."""
         if self.are_files:
-            if self.store is None:
-                return dataclasses.replace(self, files=self.files.taken(ids))
-            store = self.store.taken(ids)
-            return dataclasses.replace(self, files=store.names, store=store)
+            reader = None if self.reader is None else self.reader.taken(ids)
+            files = self.files.taken(ids) if reader is None else reader.names
+            return dataclasses.replace(self, files=files, reader=reader)
         ranges = {name: getattr(self, name)[ids] for name in ("file_of", "offsets", "sizes")}
         return dataclasses.replace(self, **ranges)
 
@@ -352,8 +385,8 @@ def fed_labels(source: ImageSource | ArraySource) -> np.ndarray:
 
 
 def _stamp(blobs: Blobs) -> dict[str, object]:
-    if blobs.store is not None:
-        return stamps.of_store(blobs.store.states())
+    if blobs.reader is not None:
+        return stamps.of_states(blobs.reader.states())
     return stamps.of_files(blobs.files)
 
 

@@ -40,8 +40,8 @@ def of_files(files: Sequence[str]) -> dict[str, object]:
     }
 
 
-def of_store(states: np.ndarray) -> dict[str, object]:
-    """Returns values that change with the files of a store, as far as its listing tells.
+def of_states(states: np.ndarray) -> dict[str, object]:
+    """Returns values that change with files that a reader reads, as far as it knows.
 
     Args:
       states: [num_files, 2] int64, the size and the version of each; size -1 if it is unknown.

@@ -129,10 +129,10 @@ def identify(digest, blobs: Blobs, num_threads: int) -> None:
       blobs: the images, which take 2 us of CPU for each file.
       num_threads: number of threads that ask for sizes and times.
     """
-    if blobs.store is not None:
-        blobs.store.learn()
+    if blobs.reader is not None:
+        blobs.reader.learn()
         for number in range(len(blobs.files)):
-            digest.update(blobs.store.state(number))
+            digest.update(blobs.reader.state(number))
     else:
         with ThreadPoolExecutor(num_threads) as pool:
             starts = range(0, len(blobs.files), FILES_AT_A_TIME)

@@ -103,8 +103,8 @@ class Manifest:
 
     def _of_file(self, number: int) -> bytes:
         """Returns what changes with a file."""
-        if self._blobs.store is not None:
-            return self._blobs.store.state(number) + f"\0{_VERSION}".encode()
+        if self._blobs.reader is not None:
+            return self._blobs.reader.state(number) + f"\0{_VERSION}".encode()
         return _state(self._blobs.files[number])
 
     def found(self, key: int) -> tuple[list[tuple[str, str]], tuple[int, int]] | None:

@@ -65,7 +65,7 @@ def class_folders(
     if is_url(root):
         files, labels, found = stored.list_classes(root, IMAGE_SUFFIXES, cache_gib=cache_gib)
         class_names, numbers = _numbered(found, class_names, root)
-        return ImageSource(Blobs(files.names, store=files), numbers[labels], class_names)
+        return ImageSource(Blobs(files.names, reader=files), numbers[labels], class_names)
     files, labels, class_names = list_classes(root, IMAGE_SUFFIXES, class_names)
     return ImageSource(Blobs(files), labels, class_names)
 

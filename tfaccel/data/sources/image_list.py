@@ -137,7 +137,7 @@ def image_list(
     groups = np.array(listed.groups) if group_column is not None else None
     store = stored.list_images(paths, cache_gib=cache_gib) if is_url(paths[0]) else None
     source = ImageSource(
-        Blobs(paths, store=store),
+        Blobs(paths, reader=store),
         found.labels,
         found.class_names,
         groups=groups,

@@ -264,7 +264,7 @@ def examples(
 
     def blobs(name):
         ranges = columns[f"{name}_offset"], columns[f"{name}_size"]
-        return Blobs(tuple(shards), shard, *ranges, store=store)
+        return Blobs(tuple(shards), shard, *ranges, reader=store)
 
     labels = columns.get("label")
     return Found(blobs("image"), labels, blobs("target") if labels is None else None)

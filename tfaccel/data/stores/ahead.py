@@ -17,7 +17,7 @@ class Ahead:
     def __init__(self, source, feed: Feed):
         """Takes the ImageSource, and the feed of the replica."""
         parts = filter(None, (source.images, source.targets))
-        self._parts = [each for each in parts if each.store is not None]
+        self._parts = [each for each in parts if each.reader is not None]
         self._feed, self._next = feed, 0
         rows = feed.plan.rows_per_replica
         self._num_batches = max(LEAST_BATCHES, math.ceil(LEAST_IMAGES / rows))
