@@ -54,9 +54,11 @@ class Reader(Protocol):
 
     Attributes:
       fit: whether all shards together may be fetched, and not single examples.
+      names: the files.
     """
 
     fit: bool
+    names: FileNames
 
     def read(self, number: int, offset: int | None, size: int | None) -> bytes:
         """Returns the bytes of a unit."""
@@ -140,6 +142,8 @@ class Blobs:
         if self.are_files:
             return self.files[index]
         file = self.files[self.file_of[index]]
+        if hasattr(self.reader, "unit_name"):
+            return f"{file}[{self.reader.unit_name} {self.offsets[index]}]"
         return f"{file}[bytes {self.offsets[index]}+{self.sizes[index]}]"
 
     def digest(self) -> str:

@@ -20,6 +20,7 @@ from tfaccel.data.sources.index import find_shards
 from tfaccel.data.sources.list_rows import find_list
 from tfaccel.data.sources.pairs import find_images
 from tfaccel.data.sources.paths import absolute
+from tfaccel.data.sources.tfds import find_tfds
 from tfaccel.data.stores.urls import below, is_url
 
 _FIND = {
@@ -28,6 +29,8 @@ _FIND = {
     "csv": find_list,
     "folders": find_classes,
     "pairs": find_images,
+    "array_record": find_shards,
+    "tfds": lambda place: find_tfds(place.parent, place.name),
     "tfrecord": find_shards,
     "webdataset": find_shards,
 }

@@ -20,6 +20,7 @@ _BY_NAME = {
     "csv": sources.image_list,
     "tfrecord": sources.tfrecord,
     "webdataset": sources.webdataset,
+    "array_record": sources.array_record,
     "arrow": sources.arrow,
     "arrays": sources.arrays,
 }
@@ -116,10 +117,10 @@ def _found(data: DataConfig, split: str, class_names: Sequence[str] | None, task
         arguments |= {name: getattr(data, name) for name in (*columns, "label_separator")}
         arguments["task"] = task or data.task
         arguments["root"] = _joined(data.root, data.images) if data.images else None
-    elif data.source in ("tfrecord", "webdataset", "arrow"):
+    elif data.source in ("tfrecord", "webdataset", "array_record", "arrow"):
         arguments["task"] = "classes" if data.task == "auto" else data.task
-        if data.source == "arrow":
-            arguments["label_column"] = data.label_column
+    elif data.source == "tfds":
+        return sources.tfds(where.parent, where.name, **arguments)
     return _BY_NAME[data.source](where, **arguments)
 
 

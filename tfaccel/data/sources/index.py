@@ -28,7 +28,7 @@ import numpy as np
 from tfaccel.common.errors import UserError
 from tfaccel.common.regular_file import NOT_REGULAR, is_special, open_regular
 from tfaccel.common.run_log import summary
-from tfaccel.data.source import Blobs
+from tfaccel.data.source import Blobs, Reader
 from tfaccel.data.sources import stored
 from tfaccel.data.sources.paths import absolute, nearest
 from tfaccel.data.stores.files import DEFAULT_CACHE_GIB, StoreFiles
@@ -190,11 +190,18 @@ class Found:
       images: ranges of bytes.
       labels: [num_examples] int64, or names as bytes; None for pairs.
       targets: ranges of bytes of the pairs' targets; None for labelled images.
+      starts: [num_examples] int64, where an image begins in its record; None if it is not found by
+        a record.
     """
 
     images: Blobs
     labels: np.ndarray | None
     targets: Blobs | None
+    starts: np.ndarray | None = None
+
+    def read_by(self, reader: Reader) -> "Found":
+        """Returns the same examples, which a reader reads."""
+        return dataclasses.replace(self, images=dataclasses.replace(self.images, reader=reader))
 
 
 def examples(
@@ -267,7 +274,8 @@ def examples(
         return Blobs(tuple(shards), shard, *ranges, reader=store)
 
     labels = columns.get("label")
-    return Found(blobs("image"), labels, blobs("target") if labels is None else None)
+    targets = blobs("target") if labels is None else None
+    return Found(blobs("image"), labels, targets, columns.get("image_start"))
 
 
 def _as_columns(rows: Iterable[dict]) -> Columns:

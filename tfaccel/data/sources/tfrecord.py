@@ -12,7 +12,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from tfaccel.common.errors import UserError, did_you_mean
 from tfaccel.data.source import TASKS, ImageSource
 from tfaccel.data.sources import several_labels
 from tfaccel.data.sources.example import FeatureError, features, value, values
-from tfaccel.data.sources.index import Keeper, Pattern, examples, list_shards
+from tfaccel.data.sources.index import Found, Keeper, Pattern, examples, list_shards
 from tfaccel.data.sources.labels import named, numbered
 from tfaccel.data.sources.records import Pieces, index, payload
 from tfaccel.data.stores.files import DEFAULT_CACHE_GIB
@@ -89,7 +89,19 @@ def tfrecord(
     )
     if found.labels is None:
         return ImageSource(found.images, labels=None, targets=found.targets)
-    if several:
+    settings = {"first_label": first_label, "class_names": class_names, "label_key": label_key}
+    return source_of(found, task=task, **settings)
+
+
+def source_of(
+    found: Found, *, task: str, first_label: int, class_names: Sequence[str] | None, label_key: str
+) -> ImageSource:
+    """Returns the source of examples that are found: see `tfrecord` for the arguments.
+
+    Raises:
+      UserError: a label is wrong.
+    """
+    if task != "classes":
         names = {"name": label_key.rpartition("/")[2], "class_names": class_names}
         return several_labels.source_of(found, task=task, first_label=first_label, **names)
     labels, class_names = _labels(
@@ -133,6 +145,33 @@ def _rows(
                 f"shard {shard}, record {number} is not a tf.train.Example; expected an Example in "
                 "each record"
             ) from error
+
+
+def row_of(
+    shard: str, number: int, record: bytes, keys: dict[str, str], *, lists: bool
+) -> dict[str, Any]:
+    """Returns the cells of one record: "image_offset" in the record, "image_size" and "label".
+
+    Args:
+      shard: the path of the record's file, for errors.
+      number: the number of the record in it.
+      record: a serialised Example.
+      keys: the keys of the features of "image" and "label".
+      lists: whether the label is a list.
+
+    Raises:
+      UserError: the record is no Example, or lacks a feature.
+    """
+    try:
+        data = lambda start, end: record[start:end]  # noqa: E731
+        return _row(data, features(data, 0, len(record)), keys, lists=lists)
+    except FeatureError as error:
+        raise UserError(f"shard {shard}, record {number}: {error}") from None
+    except ValueError as error:
+        raise UserError(
+            f"shard {shard}, record {number} is not a tf.train.Example; expected an Example in "
+            "each record"
+        ) from error
 
 
 def _row(data, found, keys, *, lists: bool) -> dict:
