@@ -60,7 +60,7 @@ def array_record(
     check_choice("task", task, TASKS)
     if not is_installed("array_record"):
         raise UserError(
-            f"ArrayRecord files need array_record; add the extra: {how_to_add('grain')}"
+            f"ArrayRecord files need array_record; add the extra: {how_to_add('arrayrecord')}"
         )
     keys, several = {"image": image_key, "label": label_key}, task != "classes"
     shards = list_shards(pattern)
