@@ -150,15 +150,8 @@ def fetched(files: tuple[str, ...], folder: pathlib.Path) -> ImageSource:
         place = folder / "any" / f"{number}{pathlib.Path(each).suffix}"
         place.parent.mkdir(parents=True, exist_ok=True)
         place.symlink_to(pathlib.Path(each).absolute())
-    os.environ["XDG_CACHE_HOME"] = str(folder.parent / "fetched")
-    program = [
-        sys.executable,
-        "-um",
-        "http.server",
-        "0",
-        "--bind=127.0.0.1",
-        f"--directory={folder}",
-    ]
+    serve = ["http.server", "0", "--bind=127.0.0.1", f"--directory={folder}"]
+    program = [sys.executable, "-um", *serve]
     settings = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     own_cache = {"XDG_CACHE_HOME": str(folder.parent / "fetched")}
     with subprocess.Popen(program, **settings) as server, mock.patch.dict(os.environ, own_cache):
