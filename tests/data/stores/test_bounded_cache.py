@@ -98,6 +98,9 @@ def test_an_open_file_stays(tmp_path):
 def test_a_file_that_is_larger_than_the_bound(tmp_path):
     with pytest.raises(UserError, match=r"s3://b/x has .* more than the .* raise data.store_cache"):
         BoundedCache(tmp_path, 5).opened("aa", 6, writer(6), what="s3://b/x")
+    with pytest.raises(UserError, match="s3://b/x has"):
+        BoundedCache(tmp_path, 5).opened("aa", None, writer(6), what="s3://b/x")
+    assert names_in(tmp_path) == set()
 
 
 def test_unfinished_and_damaged_files_are_never_used(tmp_path):

@@ -408,3 +408,33 @@ sys.exit(3)
 """
     done = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True)
     assert done.returncode == 3, done.stderr.decode()
+
+
+@pytest.mark.slow
+def test_a_run_from_the_command(s3, tmp_path, own_cache):
+    """Trains, continues and evaluates with images of a store, with a cache that is too small."""
+    digits = tmp_path / "digits"
+    for index in range(60):
+        for split in ("training", "testing"):
+            path = digits / split / str(index % 3) / f"{index:02d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng(index).integers(0, 80, (28, 28), dtype=np.uint8)
+            pixels[:, 9 * (index % 3) : 9 * (index % 3) + 9] += 120
+            PIL.Image.fromarray(pixels).save(path)
+    url = uploaded(s3, digits)
+
+    def tfaccel(*arguments):
+        command = [sys.executable, "-m", "tfaccel", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout + done.stderr
+
+    workdir = f"--workdir={tmp_path / 'run'}"
+    settings = [f"--config.data.root={url}", "--config.data.store_cache_gib=0.00003", workdir]
+    settings += ["--config.data.global_batch_size=10", "--config.data.loader=tf_data"]
+    for epochs in (1, 2):
+        own = [*settings, f"--config.train.epochs={epochs}"]
+        said = tfaccel("train", "--config=configs/digits.py", "--resume=auto", *own)
+    assert "epoch 2" in said.lower() or "Epoch 2" in said
+    assert sum(each.stat().st_size for each in fetched(own_cache)) <= 0.00003 * 2**30
+    assert f"{url}/testing" in tfaccel("evaluate", workdir)

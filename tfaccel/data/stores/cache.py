@@ -90,11 +90,7 @@ class BoundedCache:
             all files have been in use for WAIT_S.
           Exception: whatever `fetch` raises.
         """
-        if size is not None and size > self.most_bytes:
-            raise UserError(
-                f"{what} has {mib(size)}, more than the {mib(self.most_bytes)} that the cache may "
-                "take; raise data.store_cache_gib (cache_gib= in a script)"
-            )
+        self._check_size(size or 0, what)
         path, end = self._path(name), time.monotonic() + self.wait_s
         while True:
             try:
@@ -119,6 +115,13 @@ class BoundedCache:
             if file is not None:
                 return file
             time.sleep(POLL_S)  # another thread or process is fetching it
+
+    def _check_size(self, size: int, what: str) -> None:
+        if size > self.most_bytes:
+            raise UserError(
+                f"{what} has {mib(size)}, more than the {mib(self.most_bytes)} that the cache may "
+                "take; raise data.store_cache_gib (cache_gib= in a script)"
+            )
 
     def _path(self, name: str) -> str:
         return os.path.join(self.folder, name[:2], name)
@@ -171,6 +174,7 @@ class BoundedCache:
                 self._release(size or 0)
                 raise
             if size is None:
+                self._check_size(found, what)
                 self._reserved(found)
             os.replace(part, path)
             if is_passing:

@@ -76,7 +76,7 @@ class Store:
         self._scheme = scheme(url)
         if "::" in url:
             raise UserError(f"{url} is a chain of URLs; give the URL of the files alone")
-        options = {}
+        options = {"use_listings_cache": False}  # of a million files it would take a gigabyte
         if self._scheme in ("http", "https") and is_installed("aiohttp"):
             import aiohttp
 
@@ -102,7 +102,6 @@ class Store:
           UserError: the store cannot be listed.
         """
         with _explained(url):
-            self._files.invalidate_cache()
             found = self._files.find(url, detail=True)
             if not found:
                 self._files.ls(url)  # says why there are none
@@ -120,7 +119,6 @@ class Store:
           UserError: the store cannot be listed.
         """
         with _explained(pattern):
-            self._files.invalidate_cache()
             found = self._files.glob(pattern, detail=True)
             if not found:
                 self._files.ls(pattern.rpartition("/")[0])
