@@ -78,6 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--pngs", type=pathlib.Path, help="a folder with 28x28 PNG files")
     parser.add_argument("--seconds", type=float, default=3, help="seconds of each run of an arm")
     parser.add_argument("--runs", type=int, default=5, help="runs of each arm")
+    parser.add_argument("--arms", default="", help="only arms whose names begin with this text")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--batch-size", type=int, default=64, help="for JPEG; PNG: 4 times as many")
     flags = parser.parse_args(arguments)
@@ -90,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
         except ValueError as error:
             print(f"bench_loaders: error: {error}", file=sys.stderr)
             return 2
-        run = {"seconds": flags.seconds, "num_runs": flags.runs}
+        run = {"seconds": flags.seconds, "num_runs": flags.runs, "begin": flags.arms}
         settings = {"batch_size": flags.batch_size, "num_threads": flags.threads}
         tables = {"jpeg": measure(jpeg_arms(jpegs, scratch, **settings), **run)}
         settings["batch_size"] *= 4
@@ -464,10 +465,12 @@ def torch_arm(
 # Measuring.
 
 
-def measure(arms: Arms, *, seconds: float, num_runs: int) -> dict[str, list[float]]:
+def measure(
+    arms: Arms, *, seconds: float, num_runs: int, begin: str = ""
+) -> dict[str, list[float]]:
     """Returns the images per CPU second of every run of each arm; the arms take turns."""
-    ready = {name: make() for name, make in arms.items()}
-    results = {name: [] for name in arms}
+    ready = {name: make() for name, make in arms.items() if name.startswith(begin)}
+    results = {name: [] for name in ready}
     for number in range(num_runs + 1):
         for name, run in ready.items():
             found = run(seconds)
