@@ -240,6 +240,16 @@ def test_a_store_gives_what_the_disk_gives(setup, s3, photos, tmp_path, kind, ow
     assert {each: each.stat().st_ino for each in fetched(own_cache)} == before
 
 
+def test_dali_reads_fetched_files(setup, s3, photos, own_cache):
+    local = sources.class_folders(photos / "training")
+    files = [os.path.getsize(each) for each in local.images.files]
+    url, most = uploaded(s3, photos), sum(sorted(files)[-8:])  # a batch has 5
+    source = sources.class_folders(f"{url}/training", cache_gib=most / 2**30)
+    settings = {"loader": "dali_cpu"}
+    check_equal(epochs_of(setup(), source, **settings), epochs_of(setup(), local, **settings))
+    assert 0 < sum(each.stat().st_size for each in fetched(own_cache)) <= most
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_bound_that_is_smaller_than_an_epoch(setup, s3, photos, tmp_path, kind, own_cache):

@@ -73,7 +73,7 @@ class BoundedCache:
         ahead: bool = False,
         lasts: bool = False,
     ) -> BinaryIO:
-        """Returns an open file. While it is open, no process removes it.
+        """Returns an open file, whose name is its path. While it is open, no process removes it.
 
         Args:
           name: the name of the file in the folder.
@@ -186,6 +186,7 @@ class BoundedCache:
                 return None
             fcntl.flock(file, fcntl.LOCK_SH)
             file.seek(0)
+            file.name = path
             return file
         except BaseException:
             with contextlib.suppress(OSError):
