@@ -73,7 +73,7 @@ def test_a_config_may_leave_out_what_it_does_not_change():
         ),
         (
             {"data": {"first_label": 1}},
-            "first_label=1 needs source='tfrecord' or 'array_record', but source=",
+            "first_label=1 needs source='tfrecord' or 'array_record', but",
         ),
         ({"data": {"targets": "mask"}}, "targets='mask' needs source='pairs', but source='f"),
         (
