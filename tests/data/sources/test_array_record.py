@@ -124,6 +124,11 @@ def test_wrong_files(files):
     write(files / "d.array_record", [b"\xff\xff"])
     with pytest.raises(UserError, match=r"d.array_record, record 0 is not a tf.train.Example"):
         opened(files)
+    named = tf.train.Example.FromString(example(1))
+    named.features.feature["label"].bytes_list.value.append(b"cat")
+    write(files / "d.array_record", [example(0), named.SerializeToString()])
+    with pytest.raises(UserError, match=r"d.array_record, record 1: its label is a number but"):
+        opened(files)
     (files / "d.array_record").unlink()
     with pytest.raises(UserError, match="there is no image_key='picture'; expected one of"):
         opened(files, image_key="picture")

@@ -21,7 +21,7 @@ from tfaccel.common.extras import how_to_add, is_installed
 from tfaccel.data.file_names import FileNames
 from tfaccel.data.source import TASKS, ImageSource, Unit
 from tfaccel.data.sources.index import Keeper, Pattern, examples, list_shards
-from tfaccel.data.sources.tfrecord import row_of, source_of
+from tfaccel.data.sources.tfrecord import alike, row_of, source_of
 
 AT_A_TIME = 64  # records that are read together while the labels are found
 # Of the library: it does not read more than is asked for, which is quicker in a random order.
@@ -77,12 +77,17 @@ def array_record(
 
 
 def _rows(file: BinaryIO, keeper: Keeper, keys: dict[str, str], *, lists: bool) -> Iterator[dict]:
-    """Yields the number and the size of each record's image, where it begins, and its label."""
-    reader = _opened(file.name)
+    """Returns the number and the size of each record's image, where it begins, and its label."""
+    return alike(_each(file.name, keys, lists=lists), file.name)
+
+
+def _each(file: str, keys: dict[str, str], *, lists: bool) -> Iterator[dict]:
+    reader = _opened(file)
     for first in range(0, reader.num_records(), AT_A_TIME):
         last = min(first + AT_A_TIME, reader.num_records())
         for number, record in enumerate(reader.read(first, last), start=first):
-            row = row_of(file.name, number, record, keys, lists=lists)
+            data = lambda start, end, record=record: record[start:end]  # noqa: E731
+            row = row_of(file, number, data, 0, len(record), keys=keys, lists=lists)
             yield row | {"image_offset": number, "image_start": row["image_offset"]}
 
 

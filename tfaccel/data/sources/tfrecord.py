@@ -11,7 +11,7 @@ import functools
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -130,41 +130,50 @@ def _rows(
     file: BinaryIO, keeper: Keeper, keys: dict[str, str], *, lists: bool = False
 ) -> Iterator[dict]:
     """Yields the place of each record's image, and its label or the place of its target."""
-    shard, data, kind = file.name, Pieces(file), None
-    for number, record in enumerate(index(file, keeper).tolist()):
-        try:
-            row = _row(data, features(data, *payload(*record)), keys, lists=lists)
-            kind = kind or type(row.get("label"))
-            if not isinstance(row.get("label"), kind):
-                raise FeatureError("its label is a number but others are names, or the reverse")
-            yield row
-        except FeatureError as error:
-            raise UserError(f"shard {shard}, record {number}: {error}") from None
-        except ValueError as error:
+    data, records = Pieces(file), enumerate(index(file, keeper).tolist())
+    of = {"keys": keys, "lists": lists}
+    rows = (row_of(file.name, n, data, *payload(*record), **of) for n, record in records)
+    yield from alike(rows, file.name)
+
+
+def alike(rows: Iterable[dict], shard: str) -> Iterator[dict]:
+    """Yields rows whose labels are all numbers, or all names; else raises UserError."""
+    kind = None
+    for number, row in enumerate(rows):
+        kind = kind or type(row.get("label"))
+        if not isinstance(row.get("label"), kind):
             raise UserError(
-                f"shard {shard}, record {number} is not a tf.train.Example; expected an Example in "
-                "each record"
-            ) from error
+                f"shard {shard}, record {number}: its label is a number but others are names, or "
+                "the reverse"
+            )
+        yield row
 
 
 def row_of(
-    shard: str, number: int, record: bytes, keys: dict[str, str], *, lists: bool
+    shard: str,
+    number: int,
+    data: Callable[[int, int], bytes],
+    start: int,
+    end: int,
+    *,
+    keys: dict[str, str],
+    lists: bool,
 ) -> dict[str, Any]:
-    """Returns the cells of one record: "image_offset" in the record, "image_size" and "label".
+    """Returns the cells of one record: "image_offset" in the data, "image_size" and "label".
 
     Args:
       shard: the path of the record's file, for errors.
       number: the number of the record in it.
-      record: a serialised Example.
-      keys: the keys of the features of "image" and "label".
+      data: returns a range of bytes.
+      start, end: where the serialised Example begins and ends.
+      keys: the keys of the features of "image" and "label", or "target".
       lists: whether the label is a list.
 
     Raises:
       UserError: the record is no Example, or lacks a feature.
     """
     try:
-        data = lambda start, end: record[start:end]  # noqa: E731
-        return _row(data, features(data, 0, len(record)), keys, lists=lists)
+        return _row(data, features(data, start, end), keys, lists=lists)
     except FeatureError as error:
         raise UserError(f"shard {shard}, record {number}: {error}") from None
     except ValueError as error:
