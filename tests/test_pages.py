@@ -49,6 +49,8 @@ STARTERS = re.compile(
 )
 # A page that needs the network or other images is run with these words instead.
 INSTEAD = {'weights="imagenet"': "weights=None"}
+# Commands that need several hosts, a store or data that somebody else has.
+ELSEWHERE = r"10\.0\.0\.1|slurm|srun|mpirun|engine=ray|://|tensorflow_datasets"
 CACHE = "~/.cache"  # which conftest.py puts elsewhere
 
 
@@ -194,7 +196,7 @@ def test_a_page_is_followed_from_top_to_bottom(topic, place):
         for command in commands(block):
             arguments = arguments_of(command)
             needs_gpu = "--extra gpu" in command or "gpu_ids" in command
-            elsewhere = re.search(r"10\.0\.0\.1|slurm|srun|mpirun|engine=ray", command)
+            elsewhere = re.search(ELSEWHERE, command)
             if arguments is None or (needs_gpu and not num_gpus) or elsewhere:
                 continue
             if "configs/photos.py" in command and "train.epochs" not in command:

@@ -247,7 +247,7 @@ class Run:
 
         Args:
           source: a source from `tfaccel.sources`: class_folders, image_list, tfrecord, webdataset,
-            arrow, arrays, npy_folders or image_pairs.
+            array_record, tfds, arrow, random_access, arrays, npy_folders or image_pairs.
           shuffle: whether every epoch has a new order. The order depends only on seed and epoch.
           augment: a preset's name, `tfaccel.preset(name, ...)` with changes, or an AugmentConfig.
           dali: DALI's settings.

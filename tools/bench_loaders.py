@@ -8,8 +8,10 @@ them at random. Its arms are: tf.data as the community writes it (decode_and_cro
 usual random crops; the same with sample_distorted_bounding_box, which draws smaller crops; each
 loader of tfaccel; and torchvision's pipeline, if torch is installed. If pyarrow is installed, the
 loader tf_data also reads the same images from an Arrow file, and so does Hugging Face's library
-(datasets) with Pillow, if it is installed. "png" and "png_rotated" decode PNG files of 28x28,
-without and with random rotation, with the same kinds of arms.
+(datasets) with Pillow, if it is installed. In the same way tf_data reads them from a web server on
+this machine (from the cache, which holds all files before the first run), from an ArrayRecord file,
+and from Grain's data source, beside Grain's own loader with Pillow. "png" and "png_rotated" decode
+PNG files of 28x28, without and with random rotation, with the same kinds of arms.
 
 All arms give normalised float32 batches on the CPU. The CPU seconds are those of the whole process
 with its threads, so the load of other programs matters less. The arms take turns, and the median of
@@ -21,10 +23,12 @@ The last line of standard output is JSON. Exit codes: 0 done; 2 a mistake in the
 import argparse
 import functools
 import importlib.util
+import io
 import json
 import math
 import os
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
@@ -32,6 +36,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from unittest import mock
 
 if __name__ == "__main__":  # before TensorFlow starts
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # this program compares loaders on the CPU
@@ -73,6 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--pngs", type=pathlib.Path, help="a folder with 28x28 PNG files")
     parser.add_argument("--seconds", type=float, default=3, help="seconds of each run of an arm")
     parser.add_argument("--runs", type=int, default=5, help="runs of each arm")
+    parser.add_argument("--arms", default="", help="only arms whose names begin with this text")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--batch-size", type=int, default=64, help="for JPEG; PNG: 4 times as many")
     flags = parser.parse_args(arguments)
@@ -85,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
         except ValueError as error:
             print(f"bench_loaders: error: {error}", file=sys.stderr)
             return 2
-        run = {"seconds": flags.seconds, "num_runs": flags.runs}
+        run = {"seconds": flags.seconds, "num_runs": flags.runs, "begin": flags.arms}
         settings = {"batch_size": flags.batch_size, "num_threads": flags.threads}
         tables = {"jpeg": measure(jpeg_arms(jpegs, scratch, **settings), **run)}
         settings["batch_size"] *= 4
@@ -111,7 +117,8 @@ def jpeg_arms(
         batch_size=batch_size,
         num_threads=num_threads,
     )
-    arms = ours(("tf_data", "dali_cpu", "cache", "auto"), source, images, preset("imagenet"))
+    crops = preset("imagenet")
+    arms = ours(("tf_data", "dali_cpu", "cache", "auto"), source, images, crops)
     rivals = {
         name: lambda window=window: timed(tf_data_of_jpegs(files, batch_size, window), batch_size)
         for name, window in (("tf.data", uniform_window), ("tf.data sdbb", distorted_window))
@@ -119,11 +126,81 @@ def jpeg_arms(
     if importlib.util.find_spec("pyarrow") is not None:
         path = scratch / "images.arrow"
         write_arrow(files, path)
-        (made,) = ours(("tf_data",), sources.arrow(path), images, preset("imagenet")).values()
-        arms["tf_data, Arrow"] = made
+        (arms["tf_data, Arrow"],) = ours(("tf_data",), sources.arrow(path), images, crops).values()
         if importlib.util.find_spec("datasets") is not None:
             arms["datasets"] = lambda: timed(datasets_of_arrow(path, batch_size), batch_size)
+    if importlib.util.find_spec("aiohttp") is not None:
+        source = fetched(files, scratch / "web")
+        (arms["tf_data, fetched"],) = ours(("tf_data",), source, images, crops).values()
+    if importlib.util.find_spec("array_record") is not None:
+        path = scratch / "images.array_record"
+        write_array_record(files, path)
+        source = sources.array_record(path, image_key="image", label_key="label")
+        (arms["tf_data, ArrayRecord"],) = ours(("tf_data",), source, images, crops).values()
+    if importlib.util.find_spec("grain") is not None:
+        items = grain_items(files)
+        source = sources.random_access(items)
+        (arms["tf_data, Grain"],) = ours(("tf_data",), source, images, crops).values()
+        arms["grain"] = lambda: timed(grain_of_items(items, batch_size, num_threads), batch_size)
     return rivals | arms | torch_arm(files, 3, None, batch_size=batch_size)
+
+
+def fetched(files: tuple[str, ...], folder: pathlib.Path) -> ImageSource:
+    """Returns the images from a web server in another process, all of which have been fetched."""
+    for number, each in enumerate(files):
+        place = folder / "any" / f"{number}{pathlib.Path(each).suffix}"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(pathlib.Path(each).absolute())
+    serve = ["http.server", "0", "--bind=127.0.0.1", f"--directory={folder}"]
+    program = [sys.executable, "-um", *serve]
+    settings = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    own_cache = {"XDG_CACHE_HOME": str(folder.parent / "fetched")}
+    with subprocess.Popen(program, **settings) as server, mock.patch.dict(os.environ, own_cache):
+        try:
+            port = re.search(r"port (\d+)", server.stdout.readline())[1]
+            source = sources.class_folders(f"http://127.0.0.1:{port}")
+            for index in range(len(source)):
+                source.images.read(index)
+        finally:
+            server.terminate()
+    return source
+
+
+def write_array_record(files: tuple[str, ...], path: pathlib.Path) -> None:
+    """Writes the encoded images as Examples, in the form of TFDS."""
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    writer = ArrayRecordWriter(str(path), "group_size:1")
+    for each in files:
+        image = tf.train.BytesList(value=[pathlib.Path(each).read_bytes()])
+        label = tf.train.Int64List(value=[0])
+        features = {
+            "image": tf.train.Feature(bytes_list=image),
+            "label": tf.train.Feature(int64_list=label),
+        }
+        example = tf.train.Example(features=tf.train.Features(feature=features))
+        writer.write(example.SerializeToString())
+    writer.close()
+
+
+def grain_items(files: tuple[str, ...]):
+    """Returns a data set of Grain that gives a file's bytes and a label."""
+    import grain
+
+    return grain.MapDataset.source(files).map(lambda each: (pathlib.Path(each).read_bytes(), 0))
+
+
+def grain_of_items(items, batch_size: int, num_threads: int) -> Iterator:
+    """Yields random windows of 224x224 by Grain's own loader, with threads, and Pillow."""
+    import grain
+
+    def transformed(item, random):
+        with PIL.Image.open(io.BytesIO(item[0])) as image:
+            return pillow_window(image.convert("RGB"), random)
+
+    data = items.shuffle(seed=0).repeat().random_map(transformed, seed=0)
+    reading = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=2 * batch_size)
+    return iter(data.to_iter_dataset(reading).batch(batch_size, drop_remainder=True))
 
 
 def write_arrow(files: tuple[str, ...], path: pathlib.Path) -> None:
@@ -258,27 +335,29 @@ def datasets_of_arrow(path: pathlib.Path, batch_size: int) -> Iterator:
     data = datasets.Dataset.from_file(str(path)).cast_column("image", datasets.Image())
 
     def transformed(batch):
-        return {"image": [window(each.convert("RGB")) for each in batch["image"]]}
-
-    def window(image):
-        size = np.array([image.width, image.height])
-        for _ in range(10):
-            area, ratio = random.uniform(0.08, 1.0), np.exp(random.uniform(*np.log([3 / 4, 4 / 3])))
-            own = np.sqrt(area * size.prod() * np.array([ratio, 1 / ratio]))
-            if (own <= size).all():
-                break
-        own = np.minimum(own, size)
-        start = random.random(2) * (size - own)
-        box = (*start, *(start + own))
-        pixels = image.resize((224, 224), PIL.Image.Resampling.BILINEAR, box=box)
-        pixels = np.asarray(pixels, np.float32) / 255
-        return ((pixels[:, ::-1] if random.random() < 0.5 else pixels) - MEAN) / STD
+        return {"image": [pillow_window(each.convert("RGB"), random) for each in batch["image"]]}
 
     data = data.with_transform(transformed)
     while True:
         order = random.permutation(len(data))
         for first in range(0, len(order) - batch_size + 1, batch_size):
             yield np.stack(data[order[first : first + batch_size]]["image"])
+
+
+def pillow_window(image: PIL.Image.Image, random: np.random.Generator) -> np.ndarray:
+    """Returns a random window of an image: [224, 224, 3] float32, normalised."""
+    size = np.array([image.width, image.height])
+    for _ in range(10):
+        area, ratio = random.uniform(0.08, 1.0), np.exp(random.uniform(*np.log([3 / 4, 4 / 3])))
+        own = np.sqrt(area * size.prod() * np.array([ratio, 1 / ratio]))
+        if (own <= size).all():
+            break
+    own = np.minimum(own, size)
+    start = random.random(2) * (size - own)
+    box = (*start, *(start + own))
+    pixels = image.resize((224, 224), PIL.Image.Resampling.BILINEAR, box=box)
+    pixels = np.asarray(pixels, np.float32) / 255
+    return ((pixels[:, ::-1] if random.random() < 0.5 else pixels) - MEAN) / STD
 
 
 def uniform_window(shape):
@@ -386,10 +465,12 @@ def torch_arm(
 # Measuring.
 
 
-def measure(arms: Arms, *, seconds: float, num_runs: int) -> dict[str, list[float]]:
+def measure(
+    arms: Arms, *, seconds: float, num_runs: int, begin: str = ""
+) -> dict[str, list[float]]:
     """Returns the images per CPU second of every run of each arm; the arms take turns."""
-    ready = {name: make() for name, make in arms.items()}
-    results = {name: [] for name in arms}
+    ready = {name: make() for name, make in arms.items() if name.startswith(begin)}
+    results = {name: [] for name in ready}
     for number in range(num_runs + 1):
         for name, run in ready.items():
             found = run(seconds)

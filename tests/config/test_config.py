@@ -71,7 +71,10 @@ def test_a_config_may_leave_out_what_it_does_not_change():
             {"data": {"mean": (0.1, 0.2)}},
             "mean=(0.1, 0.2); expected 1 number, or 3: one per channel",
         ),
-        ({"data": {"first_label": 1}}, "first_label=1 needs source='tfrecord', but source="),
+        (
+            {"data": {"first_label": 1}},
+            "first_label=1 needs source='tfrecord' or 'array_record', but",
+        ),
         ({"data": {"targets": "mask"}}, "targets='mask' needs source='pairs', but source='f"),
         (
             {"data": {"stored_size": (8, 8), "loader": "tf_data"}},

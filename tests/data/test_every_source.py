@@ -75,6 +75,29 @@ def write_arrow(folder, root):
     return sources.arrow(root / "a.arrow")
 
 
+def write_array_record(folder, root):
+    library = pytest.importorskip(
+        "array_record.python.array_record_module", reason="the extra `arrayrecord` is not installed"
+    )
+    root.mkdir()
+    writer = library.ArrayRecordWriter(str(root / "a.array_record"), "group_size:1")
+    for index in range(len(folder)):
+        image = tf.train.BytesList(value=[folder.images.read(index)])
+        label = tf.train.Int64List(value=[int(folder.labels[index])])
+        features = {
+            "image": tf.train.Feature(bytes_list=image),
+            "label": tf.train.Feature(int64_list=label),
+        }
+        example = tf.train.Example(features=tf.train.Features(feature=features))
+        writer.write(example.SerializeToString())
+    writer.close()
+    return sources.array_record(root / "a.array_record", image_key="image", label_key="label")
+
+
+def write_items(folder, root):
+    return sources.random_access([(folder.images.read(i), n) for i, n in enumerate(folder.labels)])
+
+
 def write_list(folder, root):
     root.mkdir()
     lines = zip(folder.images.files, folder.labels, strict=True)
@@ -96,6 +119,8 @@ MAKE = {
     "csv": write_list,
     "tfrecord": write_tfrecords,
     "webdataset": write_tars,
+    "array_record": write_array_record,
+    "random_access": write_items,
     "arrow": write_arrow,
     "pairs": write_pairs,
 }

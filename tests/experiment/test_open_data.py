@@ -60,7 +60,8 @@ def test_the_extensions_of_webdatasets(tmp_path, png):
 )
 def test_what_is_another_sources_is_refused(field, source):
     value = "mask" if field == "targets" else "x"
-    with pytest.raises(UserError, match=f"{field}='{value}' needs source='{source}', but source="):
+    said = f"{field}='{value}' needs source='{source}'(| or 'array_record'), but source="
+    with pytest.raises(UserError, match=said):
         DataConfig(**{field: value})
 
 

@@ -29,12 +29,19 @@ def test_every_arm_is_measured(bench_loaders, small, capsys):
     printed = capsys.readouterr().out.splitlines()
     tables = json.loads(printed[-1])["images_per_cpu_second"]
     with_torch = {"torch"} & set(tables["jpeg"])
-    with_arrow = {"tf_data, Arrow", "datasets"} & set(tables["jpeg"])
-    assert ("tf_data, Arrow" in with_arrow) == (importlib.util.find_spec("pyarrow") is not None)
+    with_others = {"datasets"} & set(tables["jpeg"])
+    for name, library in {
+        "tf_data, Arrow": "pyarrow",
+        "tf_data, fetched": "aiohttp",
+        "tf_data, ArrayRecord": "array_record",
+        "tf_data, Grain": "grain",
+        "grain": "grain",
+    }.items():
+        with_others |= {name} if importlib.util.find_spec(library) is not None else set()
     assert {name: set(table) for name, table in tables.items()} == {
         "jpeg": {"tf.data", "tf.data sdbb", "tf_data", "dali_cpu", "cache", "auto"}
         | with_torch
-        | with_arrow,
+        | with_others,
         "png": {"tf.data", "memory", "tf_data", "dali_cpu"} | with_torch,
         "png_rotated": {"tf.data", "memory", "tf_data", "dali_cpu"} | with_torch,
     }

@@ -124,17 +124,21 @@ def check_only_with(config: Any, choice: str, fields_of: Mapping[str, Iterable[s
     Args:
       config: a dataclass.
       choice: the name of the field with the chosen option.
-      fields_of: for some options, the fields that have an effect only with this option.
+      fields_of: for some options, the fields that have an effect only with this option, or with
+        others that have them, too.
     """
-    chosen = getattr(config, choice)
-    for needed, names in fields_of.items():
+    chosen, options_of = getattr(config, choice), {}
+    for option, names in fields_of.items():
         for name in names:
-            value, default = getattr(config, name), getattr(type(config), name)
-            if value != default and chosen != needed:
-                raise UserError(
-                    f"{name}={value!r} needs {choice}={needed!r}, but {choice}={chosen!r}; remove "
-                    f"{name}, or set it to {default!r}"
-                )
+            options_of.setdefault(name, []).append(option)
+    for name, options in options_of.items():
+        value, default = getattr(config, name), getattr(type(config), name)
+        if value != default and chosen not in options:
+            needed = " or ".join(map(repr, options))
+            raise UserError(
+                f"{name}={value!r} needs {choice}={needed}, but {choice}={chosen!r}; remove "
+                f"{name}, or set it to {default!r}"
+            )
 
 
 def is_int(value: Any, *, at_least: int) -> bool:

@@ -44,5 +44,6 @@ def _refused(url: str, scheme: str) -> str:
         return f"{said} is a URL; give only the path: /{rest.lstrip('/')}"
     return (
         f"{said} is a URL; tfaccel reads and writes only files of this machine: copy the files to "
-        "a local folder first, or mount their place as a folder and give its path"
+        "a local folder first, or mount their place as a folder and give its path; only images are "
+        "read from a URL, as text: data.root, sources.class_folders and others"
     )

@@ -28,7 +28,10 @@ DEFAULT_BATCH = 256  # Goyal et al. 2017, arXiv:1706.02677
 LAST_BATCHES = ("pad", "drop", "repeat")
 LOADERS = ("auto", "dali_gpu", "dali_cpu", "tf_data", "memory", "cache")
 SAMPLINGS = ("uniform", "balanced", "square_root")
-SOURCES = ("folders", "csv", "tfrecord", "webdataset", "arrow", "arrays", "pairs")
+SOURCES = (
+    *("folders", "csv", "tfrecord", "webdataset", "array_record", "tfds", "arrow", "arrays"),
+    "pairs",
+)
 TASKS = ("auto", "classes", "multilabel", "regression")  # of labels: see data/source.py
 # The data types of stored pixels, and the value that becomes 1 before mean and std are used.
 PIXEL_SCALES = {"uint8": 255.0, "uint16": 65535.0, "float32": 1.0}
@@ -36,7 +39,9 @@ PIXEL_SCALES = {"uint8": 255.0, "uint16": 65535.0, "float32": 1.0}
 SOURCE_ARGUMENTS = {
     "tfrecord": ("image_key", "label_key", "first_label"),
     "webdataset": ("image_ext", "label_ext"),
-    "arrow": ("image_column",),
+    "array_record": ("image_key", "label_key", "first_label"),
+    "tfds": ("image_column", "label_column"),
+    "arrow": ("image_column", "label_column"),
 }
 WINDOW_ARGUMENTS = {
     "resized_center_crop": ("center_fraction",),
@@ -344,10 +349,12 @@ class DataConfig(ImageConfig):
 
     root: str | None = None
     """Folder of the images. The fields train and test are paths in it. None, the default, uses the
-    handwritten digits that tfaccel contains."""
+    handwritten digits that tfaccel contains. It may be a URL, such as s3://bucket/photos, for
+    folders, csv, tfrecord and webdataset."""
     source: str = "folders"
     """Data format: folders, csv or others. "folders": one folder of images per class. "csv": a file
     of paths and labels, or lines of JSON. "tfrecord": TFRecord shards. "webdataset": tar shards.
+    "array_record": ArrayRecord files. "tfds": a dataset as TensorFlow Datasets has written it.
     "arrow": Arrow or Parquet files, or a folder that Hugging Face's datasets saved.
     "arrays": a folder with images.npy and labels.npy. "pairs": input and target images in matching
     sub-folders."""
@@ -355,6 +362,9 @@ class DataConfig(ImageConfig):
     """Training images: a path below root. It is a folder, a file or a pattern of shards."""
     test: str = "testing"
     """Test images: a path below root. It is a folder, a file or a pattern of shards."""
+    store_cache_gib: float = 50.0
+    """With a URL as root: the most that fetched files may take on this host, in GiB. The files of
+    all stores share it, and lie in tfaccel/stores in XDG_CACHE_HOME or ~/.cache."""
     validation_split: float | None = None
     """Part of the training images to test on, e.g. 0.2. `test` is then not used. The part has the
     same share of each class. It depends on `split_seed` and on the paths below the deepest folder
@@ -384,9 +394,10 @@ class DataConfig(ImageConfig):
     path_column: str | None = None
     """For "csv": the column that has the paths. None: path, filename, image, file or similar."""
     label_column: str | None = None
-    """For "csv" and "arrow": the column that has the labels. None: label, class or similar."""
+    """For "csv", "arrow" and "tfds": the column that has the labels. None: label, class or
+    similar."""
     image_column: str | None = None
-    """For "arrow": the column that has the encoded images. None: the only such column."""
+    """For "arrow" and "tfds": the column that has the encoded images. None: the only one."""
     label_columns: Sequence[str] | None = None
     """For "csv": several columns, e.g. x,y. They have 0 and 1 for each class, or numbers. "*" in a
     name stands for any letters, and "*" alone for all columns but the path and the group. "-"
@@ -398,8 +409,8 @@ class DataConfig(ImageConfig):
     """Task: auto, classes, multilabel or regression. What the labels of an image are: "classes" is
     one class, "multilabel" any number of classes, and "regression" numbers. "auto" decides by the
     labels of "csv" and writes the reason to the log. With "multilabel", several lines of "csv" may
-    name classes of one image. Other sources have classes, and "tfrecord", "webdataset" and
-    "arrow" have lists of labels if you set another task."""
+    name classes of one image. Other sources have classes, and "tfrecord", "webdataset",
+    "array_record" and "arrow" have lists of labels if you set another task."""
     group_column: str | None = None
     """For "csv" with validation_split or num_folds: a column, e.g. patient. Images with an equal
     value stay together, in training or in validation."""
@@ -413,11 +424,13 @@ class DataConfig(ImageConfig):
     test_targets: str | None = None
     """For "pairs": the folder of the test targets, below root."""
     image_key: str = "image/encoded"
-    """For "tfrecord": the feature that holds the encoded image."""
+    """For "tfrecord" and "array_record": the feature that holds the encoded image."""
     label_key: str = "image/class/label"
-    """For "tfrecord": the feature that holds the number or the name of the class."""
+    """For "tfrecord" and "array_record": the feature that holds the number or the name of the
+    class."""
     first_label: int = 0
-    """For "tfrecord": the number of the first class, 1 in classic ImageNet shards."""
+    """For "tfrecord" and "array_record": the number of the first class, 1 in classic ImageNet
+    shards."""
     image_ext: str = "jpg;jpeg;png;webp"
     """For "webdataset": the extensions of images, separated by semicolons."""
     label_ext: str = "cls"
@@ -431,16 +444,15 @@ class DataConfig(ImageConfig):
         names = _column_names("label_columns", self.label_columns)
         object.__setattr__(self, "label_columns", names)
         check_int("first_label", self.first_label, at_least=0)
+        check_number("store_cache_gib", self.store_cache_gib, above=0)
         for name in ("train", "test"):
             check_text(name, getattr(self, name), expected="a path below root, or '.' for root")
         for name in ("image_key", "label_key", "image_ext", "label_ext"):
             check_text(name, getattr(self, name), expected="a name that the shards use")
         of_lists = ("images", "path_column", "label_column", "group_column")
         of_lists += ("label_columns", "label_separator")
-        if self.source == "arrow":
-            of_lists = tuple(each for each in of_lists if each != "label_column")
-        own = {"pairs": ("targets",), "csv": of_lists}
-        check_only_with(self, "source", SOURCE_ARGUMENTS | own)
+        own = SOURCE_ARGUMENTS | {"pairs": ("targets",), "csv": of_lists}
+        check_only_with(self, "source", own)
         self._check_task()
         self._check_split()
         self._check_classes()
@@ -473,10 +485,11 @@ class DataConfig(ImageConfig):
 
     def _check_task(self) -> None:
         several = self.task in ("multilabel", "regression")
-        if several and self.source not in ("csv", "tfrecord", "webdataset", "arrow"):
+        lists = ("csv", "tfrecord", "webdataset", "array_record", "arrow")
+        if several and self.source not in lists:
             raise UserError(
                 f"task={self.task!r} with source={self.source!r}; expected source='csv', a list of "
-                "the images and their labels, or 'tfrecord', 'webdataset' or 'arrow'"
+                f"the images and their labels, or {', '.join(map(repr, lists[1:]))}"
             )
         if self.label_column is not None and self.label_columns is not None:
             raise UserError("label_column and label_columns are both set; give one of them")

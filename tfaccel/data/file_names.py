@@ -185,7 +185,11 @@ class GrowingFileNames:
         self._count += len(files)
 
     def _folder(self) -> str:
-        return os.path.commonpath([os.path.dirname(each) for each in self._ends])
+        folders = [os.path.dirname(each) for each in self._ends]
+        if "://" in folders[0]:  # `commonpath` would make "s3:/" of "s3://"
+            shared = os.path.commonprefix([f"{each}/" for each in folders])  # noqa: RUF071
+            return shared.rpartition("/")[0]
+        return os.path.commonpath(folders)
 
     def done(self) -> FileNames:
         """Returns all paths. `add` must not be called afterwards.

@@ -320,6 +320,8 @@ def _check_some(
     The loaders check each other image when they first read it.
     """
     sample = spread(len(source), NUM_SAMPLED)
+    for each in filter(None, (source.images, source.targets)):
+        each.ahead(sample)
     how = {"by_pillow": by_pillow, "headers": headers}
     check_kinds(source.images, sample, are_masks=False, **how)
     if source.targets is not None:

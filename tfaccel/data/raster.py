@@ -26,7 +26,6 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from tfaccel.common.errors import UserError
-from tfaccel.common.regular_file import open_regular
 from tfaccel.common.tables import counted
 from tfaccel.config import ImageConfig
 from tfaccel.data import tiff
@@ -131,8 +130,7 @@ def header_of(blobs, index: int) -> Header:
     Raises:
       ValueError, OSError, ...: as in `header`.
     """
-    is_file = blobs.are_read_as_files
-    with open_regular(blobs.files[index]) if is_file else io.BytesIO(blobs.read(index)) as file:
+    with blobs.opened(index) as file:
         return header(file)
 
 

@@ -7,9 +7,11 @@ read at any time, and the toolkit decides on the order.
 
 import dataclasses
 import hashlib
+import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
+from typing import BinaryIO, Protocol
 
 import numpy as np
 
@@ -27,6 +29,9 @@ from tfaccel.data.raster import RasterForm, form_of, has_arrays
 #   regression   numbers: [num_examples, targets] float32, in the order of `target_names`
 TASKS = ("classes", "multilabel", "regression")
 
+# The number of an example's file; its place in it and its size, or None for a whole file.
+Unit = tuple[int, int | None, int | None]
+
 
 class UnreadableError(UserError):
     """Some examples cannot be used.
@@ -41,18 +46,54 @@ class UnreadableError(UserError):
         self.ids = ids
 
 
+class Reader(Protocol):
+    """What reads examples that are in a store, or in files of another library.
+
+    A unit is an example's file, its place in the file and its size; the last two are None for whole
+    files. Several threads may use a reader at once.
+
+    Attributes:
+      fit: whether all shards together may be fetched, and not single examples.
+      names: the files.
+    """
+
+    fit: bool
+    names: FileNames
+
+    def read(self, number: int, offset: int | None, size: int | None) -> bytes:
+        """Returns the bytes of a unit."""
+
+    def ahead(self, units: Iterable[Unit]) -> None:
+        """Begins to fetch units, and returns at once."""
+
+    def states(self) -> np.ndarray:
+        """Returns [num_files, 2] int64 that change with the files, as far as it is known."""
+
+    def state(self, number: int) -> bytes:
+        """Returns what changes with a file, and names it."""
+
+    def learn(self) -> None:
+        """Finds out the states of all files, which `state` then returns quickly."""
+
+    def taken(self, ids: np.ndarray) -> "Reader":
+        """Returns a reader of some of the files, if each example is a whole file."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Blobs:
     """Encoded images: each is a whole file, or a range of bytes in a file.
 
     Attributes:
-      files: absolute paths, kept as `FileNames`. If images are whole files, one for each example.
+      files: absolute paths, or URLs of a store, kept as `FileNames`. If images are whole files, one
+        for each example.
       file_of: [num_examples] int32, index of the file of each example; None for whole files.
       offsets: [num_examples] int64, in bytes; None for whole files.
       sizes: [num_examples] int64, in bytes; None for whole files.
       recode: what turns the stored bytes into those of another encoding; None for the stored ones.
       form: for images that are read as they are stored, their form: see `raster.py`. None for
         images of 8 bits with 1 or 3 channels, which the usual decoders read.
+      reader: what reads the examples, if these are not whole files or ranges of bytes in files of
+        this host; None if they are.
     """
 
     files: Sequence[str]
@@ -61,6 +102,7 @@ class Blobs:
     sizes: np.ndarray | None = None
     recode: Callable[[bytes], bytes] | None = None
     form: RasterForm | None = None
+    reader: Reader | None = None
 
     def __post_init__(self):
         """Stores the paths compactly."""
@@ -83,7 +125,7 @@ class Blobs:
     @property
     def are_read_as_files(self) -> bool:
         """Whether another library may read each example's file, instead of `read`."""
-        return self.are_files and self.recode is None
+        return self.are_files and self.recode is None and self.reader is None
 
     @property
     def dtype(self) -> str:
@@ -100,6 +142,8 @@ class Blobs:
         if self.are_files:
             return self.files[index]
         file = self.files[self.file_of[index]]
+        if hasattr(self.reader, "unit_name"):
+            return f"{file}[{self.reader.unit_name} {self.offsets[index]}]"
         return f"{file}[bytes {self.offsets[index]}+{self.sizes[index]}]"
 
     def digest(self) -> str:
@@ -121,7 +165,16 @@ class Blobs:
         stored = self._stored(index)
         return stored if self.recode is None else self.recode(stored)
 
+    def opened(self, index: int) -> BinaryIO:
+        """Returns an example as an open file. Of a whole file of this host only the part that is
+        used is read; errors as in `read`."""
+        if self.are_read_as_files:
+            return open_regular(self.files[index])
+        return io.BytesIO(self.read(index))
+
     def _stored(self, index: int) -> bytes:
+        if self.reader is not None:
+            return self.reader.read(*self._unit(index))
         if self.are_files:
             return read_regular(self.files[index])
         offset, size = int(self.offsets[index]), int(self.sizes[index])
@@ -131,8 +184,26 @@ class Blobs:
             raise OSError(f"{self.name(index)} ends after {len(data)} bytes")
         return data
 
+    def _unit(self, index: int) -> Unit:
+        """Returns the number of an example's file, and its range of bytes or None."""
+        if self.are_files:
+            return index, None, None
+        return int(self.file_of[index]), int(self.offsets[index]), int(self.sizes[index])
+
+    def ahead(self, ids: np.ndarray) -> None:
+        """Begins to fetch some examples, if they are in a store, and returns at once."""
+        if self.reader is None:
+            return
+        if not self.are_files and self.reader.fit:
+            shards = np.unique(self.file_of[ids]).tolist()
+            self.reader.ahead([(each, None, None) for each in shards])
+        else:
+            self.reader.ahead(map(self._unit, ids.tolist()))
+
     def check_files(self, ids: np.ndarray, pool: Executor, *, num_threads: int) -> None:
         """Checks the files of some examples, before another library opens them.
+
+        What a reader reads is not checked, because it opens regular files only.
 
         Args:
           ids: indices of the examples.
@@ -142,6 +213,8 @@ class Blobs:
         Raises:
           OSError: a file is missing, or is a FIFO, a device or a socket; it names the first.
         """
+        if self.reader is not None:
+            return
         numbers = ids if self.are_files else np.unique(self.file_of[ids])
         files = [self.files.encoded(index) for index in numbers.tolist()]
         list(pool.map(check_regular, (files[start::num_threads] for start in range(num_threads))))
@@ -149,7 +222,9 @@ class Blobs:
     def taken(self, ids: np.ndarray) -> "Blobs":
         """Returns the examples at the given indices."""
         if self.are_files:
-            return dataclasses.replace(self, files=self.files.taken(ids))
+            reader = None if self.reader is None else self.reader.taken(ids)
+            files = self.files.taken(ids) if reader is None else reader.names
+            return dataclasses.replace(self, files=files, reader=reader)
         ranges = {name: getattr(self, name)[ids] for name in ("file_of", "offsets", "sizes")}
         return dataclasses.replace(self, **ranges)
 
@@ -204,7 +279,7 @@ class ImageSource:
     def stamps(self) -> dict[str, dict]:
         """Returns values that change if a file is replaced; workers' own copies may differ."""
         parts = {"files": self.images, "target files": self.targets}
-        return {name: stamps.of_files(each.files) for name, each in parts.items() if each}
+        return {name: _stamp(each) for name, each in parts.items() if each}
 
     def taken(self, ids: np.ndarray) -> "ImageSource":
         """Returns the examples at the given indices, with the same class numbers."""
@@ -311,6 +386,12 @@ def fed_labels(source: ImageSource | ArraySource) -> np.ndarray:
     TensorFlow passes int32 between functions through the host, so each step would wait for the GPU.
     """
     return source.labels.astype(np.int64) if source.labels.ndim == 1 else source.labels
+
+
+def _stamp(blobs: Blobs) -> dict[str, object]:
+    if blobs.reader is not None:
+        return stamps.of_states(blobs.reader.states())
+    return stamps.of_files(blobs.files)
 
 
 def _task(source: ImageSource | ArraySource) -> str | None:

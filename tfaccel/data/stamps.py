@@ -40,6 +40,15 @@ def of_files(files: Sequence[str]) -> dict[str, object]:
     }
 
 
+def of_states(states: np.ndarray) -> dict[str, object]:
+    """Returns values that change with files that a reader reads, as far as it knows.
+
+    Args:
+      states: [num_files, 2] int64, the size and the version of each; size -1 if it is unknown.
+    """
+    return {"bytes": int(states[:, 0].clip(0).sum()), "sizes and versions": _digest(states)}
+
+
 def of_array(array: np.ndarray) -> dict[str, object]:
     """Returns values that change with the array.
 

@@ -13,12 +13,14 @@ from tfaccel.config import SOURCE_ARGUMENTS, Config, DataConfig, ImageConfig
 from tfaccel.data import sources
 from tfaccel.data.distribute import Loader
 from tfaccel.data.source import ArraySource, ImageSource
+from tfaccel.data.stores.urls import below, is_url
 from tfaccel.data.there import places
 
 _BY_NAME = {
     "csv": sources.image_list,
     "tfrecord": sources.tfrecord,
     "webdataset": sources.webdataset,
+    "array_record": sources.array_record,
     "arrow": sources.arrow,
     "arrays": sources.arrays,
 }
@@ -102,21 +104,28 @@ def _found(data: DataConfig, split: str, class_names: Sequence[str] | None, task
     where, *targets = places(data, split)
     if data.source == "pairs":
         return sources.image_pairs(where, *targets, class_names=data.classes or ())
+    cache = {"cache_gib": data.store_cache_gib} if is_url(where) else {}
     if data.source == "folders":
-        return sources.class_folders(where, class_names=class_names)
-    arguments = {name: getattr(data, name) for name in SOURCE_ARGUMENTS.get(data.source, ())}
+        return sources.class_folders(where, class_names=class_names, **cache)
+    arguments = cache | {
+        name: getattr(data, name) for name in SOURCE_ARGUMENTS.get(data.source, ())
+    }
     if class_names:
         arguments["class_names"] = class_names
     if data.source == "csv":
         columns = ("path_column", "label_column", "label_columns", "group_column")
         arguments |= {name: getattr(data, name) for name in (*columns, "label_separator")}
         arguments["task"] = task or data.task
-        arguments["root"] = pathlib.Path(data.root) / data.images if data.images else None
-    elif data.source in ("tfrecord", "webdataset", "arrow"):
+        arguments["root"] = _joined(data.root, data.images) if data.images else None
+    elif data.source in ("tfrecord", "webdataset", "array_record", "arrow"):
         arguments["task"] = "classes" if data.task == "auto" else data.task
-        if data.source == "arrow":
-            arguments["label_column"] = data.label_column
+    elif data.source == "tfds":
+        return sources.tfds(where.parent, where.name, **arguments)
     return _BY_NAME[data.source](where, **arguments)
+
+
+def _joined(root: str, images: str) -> str | pathlib.Path:
+    return below(root, images) if is_url(root) else pathlib.Path(root) / images
 
 
 def open_loader(run, config: Config, split: str, *, source=None, **changes) -> Loader:

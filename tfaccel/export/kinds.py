@@ -7,12 +7,11 @@ hundred has. `of_each_kind` reads the headers of encoded images and returns the 
 """
 
 import concurrent.futures
-import io
 
 import numpy as np
 import PIL.Image
 
-from tfaccel.data.source import Blobs, open_regular, spread
+from tfaccel.data.source import Blobs, spread
 from tfaccel.data.sources.pillow import UNREADABLE, sample_bits
 
 # The headers to read: 0.2 s if the files are in memory (2 cores, 2026-11-27), and some seconds if a
@@ -54,10 +53,7 @@ def of_each_kind(blobs: Blobs, *, num_threads: int) -> np.ndarray:
 def kind_of(blobs: Blobs, index: int) -> tuple | None:
     """Returns the facts of an image's header that make up its kind; None if it is not an image."""
     try:
-        file = (
-            open_regular(blobs.files[index]) if blobs.are_files else io.BytesIO(blobs.read(index))
-        )
-        with file, PIL.Image.open(file) as image:
+        with blobs.opened(index) as file, PIL.Image.open(file) as image:
             told = tuple(sorted(set(TELLING) & set(map(str, image.info))))
             # For a JPEG: the sampling of each of its components.
             sampling = tuple(each[1:3] for each in getattr(image, "layer", ()))

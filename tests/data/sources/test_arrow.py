@@ -238,7 +238,7 @@ def test_a_config_opens_both_splits(tmp_path):
     assert (train.labels.tolist(), test.labels.tolist()) == ([0, 1, 1], [1, 0, 1])
     train, _ = open_sources(DataConfig(**settings, label_column="fine", image_column="image"))
     assert train.labels.tolist() == [1, 0, 0]
-    with pytest.raises(UserError, match="image_column='image' needs source='arrow'"):
+    with pytest.raises(UserError, match="image_column='image' needs source='tfds' or 'arrow', but"):
         DataConfig(image_column="image")
     with pytest.raises(UserError, match="path_column='x' needs source='csv'"):
         DataConfig(source="arrow", path_column="x")

@@ -129,10 +129,15 @@ def identify(digest, blobs: Blobs, num_threads: int) -> None:
       blobs: the images, which take 2 us of CPU for each file.
       num_threads: number of threads that ask for sizes and times.
     """
-    with ThreadPoolExecutor(num_threads) as pool:
-        starts = range(0, len(blobs.files), FILES_AT_A_TIME)
-        for lines in pool.map(functools.partial(_identities, blobs.files), starts):
-            digest.update(lines)
+    if blobs.reader is not None:
+        blobs.reader.learn()
+        for number in range(len(blobs.files)):
+            digest.update(blobs.reader.state(number))
+    else:
+        with ThreadPoolExecutor(num_threads) as pool:
+            starts = range(0, len(blobs.files), FILES_AT_A_TIME)
+            for lines in pool.map(functools.partial(_identities, blobs.files), starts):
+                digest.update(lines)
     if not blobs.are_files:
         for each in (blobs.file_of, blobs.offsets, blobs.sizes):
             digest.update(np.ascontiguousarray(each, np.int64))

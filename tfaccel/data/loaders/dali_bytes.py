@@ -52,7 +52,9 @@ def make_file_reader(
     pipeline = _files(with_sizes, batch_size=rows, **settings)
     # [rows, longest] uint8, filled up with zeros: DALI's `open` stops at the first zero.
     paths = blobs.files.rows
-    if not blobs.are_read_as_files:
+    if blobs.are_files and blobs.reader is not None and blobs.recode is None:
+        paths = _fetcher(blobs, num_threads=num_threads)
+    elif not blobs.are_read_as_files:
         paths = _copier(blobs, rows=rows, num_threads=num_threads)
 
     def read(ids):
@@ -76,6 +78,27 @@ def _files(with_sizes):
     if not with_sizes:
         return encoded, head
     return encoded, head, fn.peek_image_shape(encoded, adjust_orientation=False)
+
+
+def _fetcher(blobs: Blobs, *, num_threads: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns a function that fetches a batch's files from a store, and returns their paths.
+
+    The files stay open until the next batch, so that no process removes them before DALI has read
+    them.
+
+    Args:
+      blobs: whole files of a store.
+      num_threads: number of threads that open files.
+    """
+    pool, held = concurrent.futures.ThreadPoolExecutor(num_threads), []
+
+    def paths(ids):
+        for each in held:
+            each.close()
+        held[:] = pool.map(blobs.reader.open, ids.tolist())
+        return FileNames.of([each.name for each in held]).rows(np.arange(len(held)))
+
+    return paths
 
 
 def _copier(blobs: Blobs, *, rows: int, num_threads: int) -> Callable[[np.ndarray], np.ndarray]:

@@ -26,6 +26,7 @@ from tfaccel.data.loaders.decode import two_sizes
 from tfaccel.data.loaders.windows import windows
 from tfaccel.data.source import ImageSource, fed_labels
 from tfaccel.data.sources.kinds import Unseen, agreed, are_usual
+from tfaccel.data.stores.ahead import Ahead
 
 
 def make_reader(
@@ -71,8 +72,10 @@ def make_reader(
         labels = fed_labels(source)
     held = collections.deque(maxlen=fed.maxlen)  # encoded images, which the pipeline does not copy
     unseen, pool = Unseen(len(source)), concurrent.futures.ThreadPoolExecutor(num_threads)
+    ahead = Ahead(source, feed)
 
     def read(number):
+        ahead(number)
         ids, draws = feed.rows(number).ids, feed.draws(number)
         fed.append(ids)
         inputs, is_new = {}, unseen.among(ids, number)

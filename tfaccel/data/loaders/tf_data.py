@@ -26,6 +26,7 @@ from tfaccel.data.placement import Placement
 from tfaccel.data.raster import PNG_SIGNATURE, RasterForm, is_animated, read_as
 from tfaccel.data.source import Blobs, ImageSource, fed_labels
 from tfaccel.data.sources.kinds import HEAD_BYTES, Template, Unseen, agreed, usual_heads
+from tfaccel.data.stores.ahead import Ahead
 
 # Batches that tf.data may have begun but not given yet; a fault may be in any of them.
 IN_FLIGHT = 8
@@ -75,9 +76,10 @@ class TfDataStream(Iterator):
             targets = _encoded("target", source.targets, pool)
         else:
             labels = fed_labels(source)
-        unseen = Unseen(len(source))
+        unseen, ahead = Unseen(len(source)), Ahead(source, feed)
 
         def begin(number):
+            ahead(number)
             ids = feed.rows(number).ids
             fed.append(ids)
             is_new = unseen.among(ids, number)

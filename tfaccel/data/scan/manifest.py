@@ -75,7 +75,7 @@ class Manifest:
         self._path = cache / f"{label(blobs.folder)}.npz"
         self._blobs = blobs
         # A shard's state is cached for its many images. A file has only one image.
-        self._state = _state if blobs.are_files else functools.cache(_state)
+        self._state = self._of_file if blobs.are_files else functools.cache(self._of_file)
         self._sizes, self._faults = {}, {}
         if self._path.exists():
             try:
@@ -92,14 +92,20 @@ class Manifest:
         """
         blobs = self._blobs
         if blobs.are_files:
-            text = self._state(blobs.files[index])
+            text = self._state(index)
         else:
             place = f"\0{blobs.offsets[index]}\0{blobs.sizes[index]}"
-            text = self._state(blobs.files[blobs.file_of[index]]) + place.encode()
+            text = self._state(int(blobs.file_of[index])) + place.encode()
         if blobs.form is not None:  # a file may fit one config and not another
             text += f"\0{blobs.form}".encode()
         # With 64 bits and 1.3 million known images, a changed one counts as known once in 1e13.
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
+
+    def _of_file(self, number: int) -> bytes:
+        """Returns what changes with a file."""
+        if self._blobs.reader is not None:
+            return self._blobs.reader.state(number) + f"\0{_VERSION}".encode()
+        return _state(self._blobs.files[number])
 
     def found(self, key: int) -> tuple[list[tuple[str, str]], tuple[int, int]] | None:
         """Returns the result of `examine`, or None for an image that is not known."""

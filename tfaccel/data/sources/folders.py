@@ -20,6 +20,7 @@ from tfaccel.common.errors import UserError
 from tfaccel.common.regular_file import is_special
 from tfaccel.data.file_names import FileNames
 from tfaccel.data.source import Blobs, ImageSource
+from tfaccel.data.sources import stored
 from tfaccel.data.sources.clutter import is_clutter
 from tfaccel.data.sources.labels import check_known
 from tfaccel.data.sources.levels import (
@@ -30,12 +31,17 @@ from tfaccel.data.sources.levels import (
 )
 from tfaccel.data.sources.paths import absolute, nearest
 from tfaccel.data.sources.pillow import IMAGE_SUFFIXES
+from tfaccel.data.stores.files import DEFAULT_CACHE_GIB
+from tfaccel.data.stores.urls import is_url
 
 log = logging.getLogger("tfaccel")
 
 
 def class_folders(
-    root: str | os.PathLike, *, class_names: Sequence[str] | None = None
+    root: str | os.PathLike,
+    *,
+    class_names: Sequence[str] | None = None,
+    cache_gib: float = DEFAULT_CACHE_GIB,
 ) -> ImageSource:
     """Lists the class folders below `root`.
 
@@ -46,15 +52,20 @@ def class_folders(
     indices into `class_names`. The images may have any size and 1 or 3 channels.
 
     Args:
-      root: the folder of class folders.
+      root: the folder of class folders, or its URL in a store, such as "s3://bucket/photos".
       class_names: all classes in order, for a test set that lacks some: `train.class_names`. The
         default is the sorted names of the folders.
+      cache_gib: for a URL: the most that fetched files of all stores may take on this host, in GiB.
 
     Raises:
       UserError: the folder is missing or empty; it holds images beside the class folders, or a
         class that `class_names` lacks; a class folder is empty or holds something that is not named
         like an image; or a link puts one file into two classes.
     """
+    if is_url(root):
+        files, labels, found = stored.list_classes(root, IMAGE_SUFFIXES, cache_gib=cache_gib)
+        class_names, numbers = _numbered(found, class_names, root)
+        return ImageSource(Blobs(files.names, reader=files), numbers[labels], class_names)
     files, labels, class_names = list_classes(root, IMAGE_SUFFIXES, class_names)
     return ImageSource(Blobs(files), labels, class_names)
 
@@ -77,13 +88,7 @@ def list_classes(
     root = absolute(root)
     classes = find_classes(root, suffixes)
     found = [folder.name for folder in classes]
-    class_names = tuple(found if class_names is None else class_names)
-    index_of = {name: index for index, name in enumerate(class_names)}
-    check_known(found, class_names, f"image folder {root} has the class")
-    missing = sorted(set(class_names).difference(found), key=index_of.get)
-    if missing:
-        shown = f"{', '.join(missing[:10])}{', ...' if len(missing) > 10 else ''}"
-        log.warning("data: %s has no images of these classes: %s", root, shown)
+    class_names, numbers = _numbered(found, class_names, root)
     counts, strays, linked = [], [], any(map(os.DirEntry.is_symlink, classes))
 
     def files_of_classes():  # one folder at a time, so that a million files take little memory
@@ -100,8 +105,21 @@ def list_classes(
         _refuse(strays, suffixes)
     if linked:
         _check_links(root, found)
-    labels = np.repeat(np.array([index_of[each] for each in found], np.int32), counts)
-    return files, labels, class_names
+    return files, np.repeat(numbers, counts), class_names
+
+
+def _numbered(
+    found: Sequence[str], class_names: Sequence[str] | None, root: str | os.PathLike
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """Returns all classes' names, and [num_found] int32, the number of each class that is found."""
+    class_names = tuple(found if class_names is None else class_names)
+    index_of = {name: index for index, name in enumerate(class_names)}
+    check_known(found, class_names, f"image folder {root} has the class")
+    missing = sorted(set(class_names).difference(found), key=index_of.get)
+    if missing:
+        shown = f"{', '.join(missing[:10])}{', ...' if len(missing) > 10 else ''}"
+        log.warning("data: %s has no images of these classes: %s", root, shown)
+    return class_names, np.array([index_of[each] for each in found], np.int32)
 
 
 def find_classes(

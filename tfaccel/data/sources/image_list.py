@@ -30,12 +30,14 @@ from tfaccel.common.run_log import summary
 from tfaccel.common.tables import counted
 from tfaccel.data.file_names import AT_A_TIME, FileNames, GrowingFileNames
 from tfaccel.data.source import TASKS, Blobs, ImageSource
-from tfaccel.data.sources import several_labels
+from tfaccel.data.sources import several_labels, stored
 from tfaccel.data.sources.labels import from_text, several_in_one
 from tfaccel.data.sources.list_rows import Asked, Row, Rows, read_rows
 from tfaccel.data.sources.paths import absolute
 from tfaccel.data.sources.pillow import IMAGE_SUFFIXES
 from tfaccel.data.sources.several_labels import Labels
+from tfaccel.data.stores.files import DEFAULT_CACHE_GIB
+from tfaccel.data.stores.urls import is_url, parent, scheme
 
 log = logging.getLogger("tfaccel")
 
@@ -51,6 +53,7 @@ def image_list(
     label_columns: Sequence[str] | None = None,
     label_separator: str | None = None,
     task: str = "auto",
+    cache_gib: float = DEFAULT_CACHE_GIB,
 ) -> ImageSource:
     """Lists the images that a file names, in its order.
 
@@ -67,12 +70,14 @@ def image_list(
       numbers: [num_examples, targets] float32, for a regression.
 
     Args:
-      file: a text file in UTF-8, in one of three forms. With a header, its columns are separated by
-        commas, semicolons or tabs. It has a path and a label in columns of PATH_COLUMNS and
-        LABEL_COLUMNS; other columns are ignored. In lines of JSON, each line is an object, whose
-        keys are the columns. Without a header, each line has a path, blanks, and one or several
-        numbers. Paths may lack the suffix, such as .jpg, if all have the same one.
-      root: the folder in which relative paths start. The default is the file's own folder.
+      file: a text file in UTF-8, or its URL in a store. It has one of three forms. With a header,
+        its columns are separated by commas, semicolons or tabs. It has a path and a label in
+        columns of PATH_COLUMNS and LABEL_COLUMNS; other columns are ignored. In lines of JSON,
+        each line is an object, whose keys are the columns. Without a header, each line has a path,
+        blanks, and one or several numbers. Paths may lack the suffix, such as .jpg, if all have the
+        same one. Paths may be URLs, all of one kind of store.
+      root: the folder in which relative paths start, or its URL. The default is the file's own
+        folder.
       class_names: all classes in order, for a test set that lacks some: `train.class_names`.
         Labels that are whole numbers are indices into it. The default is the classes of the file.
       group_column: a column of the header, in any case, whose equal values are images that a split
@@ -85,6 +90,7 @@ def image_list(
       label_separator: what is between the names of several classes in one field; "json" for a list,
         as JSON or as Python writes it. None finds out.
       task: "classes", "multilabel" or "regression"; "auto" decides by the labels and logs why.
+      cache_gib: for URLs: the most that fetched files of all stores may take on this host, in GiB.
 
     Raises:
       UserError: the file is missing or empty, a line has another form, the first image is missing,
@@ -94,15 +100,19 @@ def image_list(
     check_choice("task", task, ("auto", *TASKS))
     if label_column is not None and label_columns is not None:
         raise UserError("label_column and label_columns are both set; give one of them")
+    if is_url(file):
+        root = parent(file) if root is None else root
+        file = stored.fetched_list(file)
     file = absolute(file)
-    root = str(file.parent if root is None else absolute(root))
+    if not is_url(root):
+        root = str(file.parent if root is None else absolute(root))
     asked = Asked(path_column, label_column, label_columns, group_column)
     read = read_rows(file, asked, task=task)
     listed = _listed(read.rows, root)
     numbers, paths = listed.numbers, listed.paths
     if not paths:
         raise UserError(f"image list {file} has only a header; expected images below it")
-    if not os.path.isfile(paths[0]):
+    if not _is_file(paths[0]):
         raise UserError(
             f"{file} line {numbers[0]}: {paths[0]} does not exist; relative paths start in {root}: "
             "give another folder as root= (--config.data.images)"
@@ -125,8 +135,9 @@ def image_list(
     if is_joined:
         found = found._replace(reason=f"of task={task!r}")
     groups = np.array(listed.groups) if group_column is not None else None
+    store = stored.list_images(paths, cache_gib=cache_gib) if is_url(paths[0]) else None
     source = ImageSource(
-        Blobs(paths),
+        Blobs(paths, reader=store),
         found.labels,
         found.class_names,
         groups=groups,
@@ -201,9 +212,11 @@ def _listed(rows: Iterator[Row], root: str) -> _Listed:
     found = _Listed(array.array("q"), FileNames.of(()), array.array("q"), [], array.array("q"))
     while part := list(itertools.islice(rows, AT_A_TIME)):
         numbers, paths, labels, groups = zip(*part, strict=True)
-        paths = [path if path[0] == "/" else begin + path for path in paths]
+        paths = [path if path[0] == "/" or is_url(path) else begin + path for path in paths]
         if not found.numbers:
-            suffix = _lacking(paths[0])
+            suffix, begins = _lacking(paths[0]), _beginning(paths[0])
+        if not all(path.startswith(begins) for path in paths):
+            raise _in_two_places(numbers, paths, begins)
         if suffix:
             paths = [path if _has_suffix(path) else path + suffix for path in paths]
         growing.add(paths)
@@ -216,16 +229,34 @@ def _listed(rows: Iterator[Row], root: str) -> _Listed:
     return found._replace(paths=growing.done())
 
 
+def _is_file(path: str) -> bool:
+    return stored.is_there(path) if is_url(path) else os.path.isfile(path)
+
+
+def _beginning(path: str) -> str:
+    return f"{scheme(path)}://" if is_url(path) else "/"
+
+
+def _in_two_places(numbers: Sequence[int], paths: Sequence[str], begins: str) -> UserError:
+    """Returns the error for a list with images in a store, and others in another or on the disk."""
+    lines = zip(numbers, paths, strict=True)
+    number, path = next(each for each in lines if not each[1].startswith(begins))
+    return UserError(
+        f"line {number} of the image list has {path}, but the first image begins with {begins}; "
+        "give all images of a list the same kind of place"
+    )
+
+
 def _has_suffix(path: str) -> bool:
     return os.path.splitext(path)[1].lower() in IMAGE_SUFFIXES
 
 
 def _lacking(path: str) -> str:
     """Returns the suffix with which the first image exists, if its path lacks one; else ""."""
-    if _has_suffix(path) or os.path.isfile(path):
+    if _has_suffix(path) or _is_file(path):
         return ""
     suffixes = (*IMAGE_SUFFIXES, *map(str.upper, IMAGE_SUFFIXES))
-    found = next((each for each in suffixes if os.path.isfile(path + each)), "")
+    found = next((each for each in suffixes if _is_file(path + each)), "")
     if found:
         log.info("data: paths of the list without a suffix get %s, as %s has it", found, path)
     return found

@@ -28,8 +28,11 @@ import numpy as np
 from tfaccel.common.errors import UserError
 from tfaccel.common.regular_file import NOT_REGULAR, is_special, open_regular
 from tfaccel.common.run_log import summary
-from tfaccel.data.source import Blobs
+from tfaccel.data.source import Blobs, Reader
+from tfaccel.data.sources import stored
 from tfaccel.data.sources.paths import absolute, nearest
+from tfaccel.data.stores.files import DEFAULT_CACHE_GIB, StoreFiles
+from tfaccel.data.stores.urls import is_url, parent
 from tfaccel.process.cache_folder import cache_folder
 
 VERSION = 2  # of the files of columns; files of other versions are written again
@@ -42,15 +45,23 @@ Columns = dict[str, np.ndarray]
 Pattern = str | os.PathLike | Sequence[str | os.PathLike]
 
 
-def list_shards(pattern: Pattern) -> tuple[str, ...]:
+def list_shards(
+    pattern: Pattern, *, cache_gib: float = DEFAULT_CACHE_GIB
+) -> tuple[str, ...] | StoreFiles:
     """Returns the absolute paths of shards, sorted, each once. Warns of links to the same file.
 
+    Shards in a store are returned as `StoreFiles`.
+
     Args:
-      pattern: a path, a pattern with * ? or [], or a sequence of these.
+      pattern: a path, a pattern with * ? or [], or a sequence of these; or URLs with * or [].
+      cache_gib: for URLs: the most that fetched files of all stores may take on this host, in GiB.
 
     Raises:
       UserError: a file is missing or empty.
     """
+    patterns = [pattern] if isinstance(pattern, str | os.PathLike) else list(pattern)
+    if patterns and all(map(is_url, patterns)):
+        return stored.list_shards(patterns, OURS, cache_gib=cache_gib)
     shards = find_shards(pattern)
     _warn_of_links(shards)
     return shards
@@ -179,15 +190,22 @@ class Found:
       images: ranges of bytes.
       labels: [num_examples] int64, or names as bytes; None for pairs.
       targets: ranges of bytes of the pairs' targets; None for labelled images.
+      starts: [num_examples] int64, where an image begins in its record; None if it is not found by
+        a record.
     """
 
     images: Blobs
     labels: np.ndarray | None
     targets: Blobs | None
+    starts: np.ndarray | None = None
+
+    def read_by(self, reader: Reader) -> "Found":
+        """Returns the same examples, which a reader reads."""
+        return dataclasses.replace(self, images=dataclasses.replace(self.images, reader=reader))
 
 
 def examples(
-    shards: Sequence[str],
+    shards: Sequence[str] | StoreFiles,
     *,
     key: str,
     index_dir: str | os.PathLike | None,
@@ -196,7 +214,7 @@ def examples(
     """Returns the place of each example, from the kept files or from a scan of the shards.
 
     Args:
-      shards: paths of the shards.
+      shards: paths of the shards, or shards in a store, which are fetched to be scanned.
       key: everything that the rows depend on, apart from the shard.
       index_dir: as in Keeper.
       rows: scans an open shard, and yields for each example "image_offset" and "image_size", and
@@ -205,17 +223,29 @@ def examples(
     Raises:
       UserError: a shard cannot be read, or some labels are numbers and others are names.
     """
-    keeper = Keeper(index_dir)
+    store = shards if isinstance(shards, StoreFiles) else None
+    if store is not None:
+        shards = tuple(store.names)
+        index_dir = index_dir or _folder_of_indexes(shards[0])
+    keeper, number_of = Keeper(index_dir), {shard: number for number, shard in enumerate(shards)}
     suffix = f".{hashlib.sha256(key.encode()).hexdigest()[:8]}.npz"
 
+    def stamp_of(shard):
+        """Returns a text that changes if the columns must be made again, and the shard's size."""
+        if store is not None:
+            size, version = store.states()[number_of[shard]].tolist()
+            return f"{VERSION} {size} {version} {key}", size
+        status = os.stat(shard)
+        return f"{VERSION} {status.st_size} {status.st_mtime_ns} {key}", status.st_size
+
     def load(shard):
-        stamp, size = _stamp(shard, key), os.path.getsize(shard)
+        stamp, size = stamp_of(shard)
         return keeper.read(shard, suffix, lambda place: _load(place, stamp, size))
 
     def make(shard):
-        stamp = _stamp(shard, key)  # before the scan, so that a later change is noticed
+        stamp, _ = stamp_of(shard)  # before the scan, so that a later change is noticed
         try:
-            with open_regular(shard, buffering=0) as file:
+            with _opened(shard, store, number_of[shard]) as file:
                 columns = _as_columns(rows(file, keeper))
         except OSError as error:
             raise UserError(f"shard {shard} cannot be read ({error.strerror})") from error
@@ -240,10 +270,12 @@ def examples(
     shard = np.repeat(np.arange(len(shards), dtype=np.int32), counts)
 
     def blobs(name):
-        return Blobs(tuple(shards), shard, columns[f"{name}_offset"], columns[f"{name}_size"])
+        ranges = columns[f"{name}_offset"], columns[f"{name}_size"]
+        return Blobs(tuple(shards), shard, *ranges, reader=store)
 
     labels = columns.get("label")
-    return Found(blobs("image"), labels, blobs("target") if labels is None else None)
+    targets = blobs("target") if labels is None else None
+    return Found(blobs("image"), labels, targets, columns.get("image_start"))
 
 
 def _as_columns(rows: Iterable[dict]) -> Columns:
@@ -255,10 +287,18 @@ def _as_columns(rows: Iterable[dict]) -> Columns:
     return {name: np.array(cells) for name, cells in columns.items()}
 
 
-def _stamp(shard: str, key: str) -> str:
-    """Returns a text that changes if the columns must be made again."""
-    status = os.stat(shard)
-    return f"{VERSION} {status.st_size} {status.st_mtime_ns} {key}"
+def _opened(shard: str, store: StoreFiles | None, number: int) -> BinaryIO:
+    """Returns an open shard, whose name is its path or its URL."""
+    if store is None:
+        return open_regular(shard, buffering=0)
+    file = store.open(number)
+    file.name = shard
+    return file
+
+
+def _folder_of_indexes(shard: str) -> pathlib.Path:
+    """Returns the folder for the indexes of shards in a store."""
+    return cache_folder("index") / hashlib.sha256(parent(shard).encode()).hexdigest()[:16]
 
 
 def _load(place: pathlib.Path, stamp: str, shard_size: int) -> Columns | None:

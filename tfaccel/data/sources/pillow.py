@@ -10,7 +10,6 @@ import numpy as np
 import PIL.Image
 
 from tfaccel.common.errors import UserError
-from tfaccel.common.regular_file import open_regular
 from tfaccel.data import raster
 from tfaccel.data.source import Blobs
 
@@ -248,10 +247,7 @@ def header(blobs: Blobs, index: int) -> PIL.Image.Image:
       UserError: the file cannot be read, or is not an image.
     """
     try:
-        # Only the header of a file is read.
-        is_file = blobs.are_read_as_files
-        file = open_regular(blobs.files[index]) if is_file else io.BytesIO(blobs.read(index))
-        with file, PIL.Image.open(file) as image:
+        with blobs.opened(index) as file, PIL.Image.open(file) as image:
             return image
     except UNREADABLE as error:
         if form := _form_in_words(blobs, index):

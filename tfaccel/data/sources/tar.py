@@ -11,7 +11,7 @@ import tarfile
 from typing import BinaryIO
 
 from tfaccel.common.errors import UserError
-from tfaccel.common.regular_file import open_regular, read_regular
+from tfaccel.common.regular_file import read_regular
 from tfaccel.data.sources.compression import NUM_BYTES, compression_of_bytes
 from tfaccel.data.sources.index import Keeper
 
@@ -45,7 +45,8 @@ def _scan(shard: str, descriptor: int) -> list[Sample]:
     """Returns the samples from a scan of the shard."""
     samples, last, length = [], None, os.fstat(descriptor).st_size
     try:
-        with open_regular(shard) as file, tarfile.open(shard, "r:", fileobj=file) as tar:
+        # A copy of the descriptor, because a shard of a store has no path. The others use `pread`.
+        with open(os.dup(descriptor), "rb") as file, tarfile.open(shard, "r:", fileobj=file) as tar:
             for member in tar:
                 if member.offset_data + member.size > length:
                     raise tarfile.ReadError(f"'{member.name}' ends beyond the shard's end")

@@ -11,8 +11,8 @@ import functools
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
-from typing import BinaryIO
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -21,9 +21,10 @@ from tfaccel.common.errors import UserError, did_you_mean
 from tfaccel.data.source import TASKS, ImageSource
 from tfaccel.data.sources import several_labels
 from tfaccel.data.sources.example import FeatureError, features, value, values
-from tfaccel.data.sources.index import Keeper, Pattern, examples, list_shards
+from tfaccel.data.sources.index import Found, Keeper, Pattern, examples, list_shards
 from tfaccel.data.sources.labels import named, numbered
 from tfaccel.data.sources.records import Pieces, index, payload
+from tfaccel.data.stores.files import DEFAULT_CACHE_GIB
 
 LONGEST_NAME = 1000  # bytes in the name of a class; longer values are no names
 
@@ -40,6 +41,7 @@ def tfrecord(
     target_key: str | None = None,
     class_names: Sequence[str] | None = None,
     task: str = "classes",
+    cache_gib: float = DEFAULT_CACHE_GIB,
 ) -> ImageSource:
     """Finds the images in TFRecord shards, in the order of the shards' names and the records.
 
@@ -49,7 +51,8 @@ def tfrecord(
     and 1 or 3 channels.
 
     Args:
-      pattern: the shards: a path, a pattern with * ? or [], or a sequence of these. Each shard has
+      pattern: the shards: a path, a pattern with * ? or [], or a sequence of these; or URLs of a
+        store, such as "s3://bucket/train-*". Each shard has
         uncompressed records of `tf.train.Example`. When an index is written, the checksums of the
         lengths are verified. The checksums of the data are not, because that would read all bytes
         and not only the headers (70 us for a record of 110 KB in memory, compared with 4 us; CPU,
@@ -66,6 +69,7 @@ def tfrecord(
         numbers] float32. The label is then a feature with any number of values: for "multilabel"
         the numbers or names of an image's classes, or a float of 0 or 1 for each class; for
         "regression" the numbers.
+      cache_gib: for URLs: the most that fetched files of all stores may take on this host, in GiB.
 
     Raises:
       UserError: a shard is missing, cut short, compressed or not a TFRecord file; a record is not
@@ -78,14 +82,26 @@ def tfrecord(
         {"target": target_key} if target_key is not None else {"label": label_key}
     )
     found = examples(
-        list_shards(pattern),
+        list_shards(pattern, cache_gib=cache_gib),
         key=f"tfrecord {keys}" + (" lists" if several else ""),
         index_dir=index_dir,
         rows=functools.partial(_rows, keys=keys, lists=several),
     )
     if found.labels is None:
         return ImageSource(found.images, labels=None, targets=found.targets)
-    if several:
+    settings = {"first_label": first_label, "class_names": class_names, "label_key": label_key}
+    return source_of(found, task=task, **settings)
+
+
+def source_of(
+    found: Found, *, task: str, first_label: int, class_names: Sequence[str] | None, label_key: str
+) -> ImageSource:
+    """Returns the source of examples that are found: see `tfrecord` for the arguments.
+
+    Raises:
+      UserError: a label is wrong.
+    """
+    if task != "classes":
         names = {"name": label_key.rpartition("/")[2], "class_names": class_names}
         return several_labels.source_of(found, task=task, first_label=first_label, **names)
     labels, class_names = _labels(
@@ -114,21 +130,57 @@ def _rows(
     file: BinaryIO, keeper: Keeper, keys: dict[str, str], *, lists: bool = False
 ) -> Iterator[dict]:
     """Yields the place of each record's image, and its label or the place of its target."""
-    shard, data, kind = file.name, Pieces(file), None
-    for number, record in enumerate(index(file, keeper).tolist()):
-        try:
-            row = _row(data, features(data, *payload(*record)), keys, lists=lists)
-            kind = kind or type(row.get("label"))
-            if not isinstance(row.get("label"), kind):
-                raise FeatureError("its label is a number but others are names, or the reverse")
-            yield row
-        except FeatureError as error:
-            raise UserError(f"shard {shard}, record {number}: {error}") from None
-        except ValueError as error:
+    data, records = Pieces(file), enumerate(index(file, keeper).tolist())
+    of = {"keys": keys, "lists": lists}
+    rows = (row_of(file.name, n, data, *payload(*record), **of) for n, record in records)
+    yield from alike(rows, file.name)
+
+
+def alike(rows: Iterable[dict], shard: str) -> Iterator[dict]:
+    """Yields rows whose labels are all numbers, or all names; else raises UserError."""
+    kind = None
+    for number, row in enumerate(rows):
+        kind = kind or type(row.get("label"))
+        if not isinstance(row.get("label"), kind):
             raise UserError(
-                f"shard {shard}, record {number} is not a tf.train.Example; expected an Example in "
-                "each record"
-            ) from error
+                f"shard {shard}, record {number}: its label is a number but others are names, or "
+                "the reverse"
+            )
+        yield row
+
+
+def row_of(
+    shard: str,
+    number: int,
+    data: Callable[[int, int], bytes],
+    start: int,
+    end: int,
+    *,
+    keys: dict[str, str],
+    lists: bool,
+) -> dict[str, Any]:
+    """Returns the cells of one record: "image_offset" in the data, "image_size" and "label".
+
+    Args:
+      shard: the path of the record's file, for errors.
+      number: the number of the record in it.
+      data: returns a range of bytes.
+      start, end: where the serialised Example begins and ends.
+      keys: the keys of the features of "image" and "label", or "target".
+      lists: whether the label is a list.
+
+    Raises:
+      UserError: the record is no Example, or lacks a feature.
+    """
+    try:
+        return _row(data, features(data, start, end), keys, lists=lists)
+    except FeatureError as error:
+        raise UserError(f"shard {shard}, record {number}: {error}") from None
+    except ValueError as error:
+        raise UserError(
+            f"shard {shard}, record {number} is not a tf.train.Example; expected an Example in "
+            "each record"
+        ) from error
 
 
 def _row(data, found, keys, *, lists: bool) -> dict:

@@ -21,6 +21,7 @@ from tfaccel.data.sources import several_labels
 from tfaccel.data.sources.index import Keeper, Pattern, examples, list_shards
 from tfaccel.data.sources.labels import WHOLE_NUMBER, numbered
 from tfaccel.data.sources.tar import Sample, index
+from tfaccel.data.stores.files import DEFAULT_CACHE_GIB
 
 LONGEST_LABEL = 2**20  # bytes in a file of a label; longer files are no labels
 
@@ -34,6 +35,7 @@ def webdataset(
     index_dir: str | os.PathLike | None = None,
     class_names: Sequence[str] | None = None,
     task: str = "classes",
+    cache_gib: float = DEFAULT_CACHE_GIB,
 ) -> ImageSource:
     """Finds the images in tar shards, in the order of the shards' names and the files.
 
@@ -45,8 +47,8 @@ def webdataset(
     have any size and 1 or 3 channels.
 
     Args:
-      pattern: the shards: a path, a pattern with * ? or [], or a sequence of these. Shards must not
-        be compressed.
+      pattern: the shards: a path, a pattern with * ? or [], or a sequence of these; or URLs of a
+        store, such as "s3://bucket/train-*.tar". Shards must not be compressed.
       image_ext: extensions of the image, in any case, separated by semicolons. The first file of a
         sample with one of them is used.
       label_ext: extensions of the label: a file of digits, or "json" for a file with {"label": n}.
@@ -59,6 +61,7 @@ def webdataset(
         numbers] float32. A file of a label then has any number of values with blanks or line ends
         between them, or {"label": [...]}: for "multilabel" the numbers or names of an image's
         classes, for "regression" numbers. A JSON file may also have 0.0 or 1.0 for each class.
+      cache_gib: for URLs: the most that fetched files of all stores may take on this host, in GiB.
 
     Raises:
       UserError: a shard is missing, cut short, compressed or not a tar file; or a sample lacks a
@@ -70,7 +73,7 @@ def webdataset(
     check_choice("task", task, TASKS)
     task = "classes" if target_ext is not None else task
     found = examples(
-        list_shards(pattern),
+        list_shards(pattern, cache_gib=cache_gib),
         key=f"webdataset {extensions}" + ("" if task == "classes" else f" {task}"),
         index_dir=index_dir,
         rows=functools.partial(_rows, extensions=extensions, task=task),

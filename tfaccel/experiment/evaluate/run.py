@@ -205,7 +205,7 @@ def _left_out(names: list[str], read: list[str]) -> list[str]:
 
 
 def _data_in_words(config: Config, asked: Asked) -> str:
-    where = places(config.data, asked.split)[0]
+    where = shown(str(places(config.data, asked.split)[0]))
     if asked.data is not None:
         return f"in {where}"
     of = f"the {'training' if asked.split == 'train' else 'test'} images of the run"
