@@ -147,6 +147,8 @@ def test_tf32_is_switched(setup):
 
 NO_TIMING = "--xla_gpu_experimental_enable_fusion_autotuner=false"
 WITH_LAUNCHES = "--xla_gpu_experimental_aot_compiled_thunks=true"
+KEEPS_LAUNCHES = tf.__version__.startswith("2.21")
+ADDED = f"{NO_TIMING} {WITH_LAUNCHES}" if KEEPS_LAUNCHES else NO_TIMING
 
 
 @pytest.fixture
@@ -186,7 +188,7 @@ def test_replicas_wait_for_others_that_compile(on_planted_gpus, num_gpus, num_wo
 @pytest.mark.parametrize(
     ("settings", "flags"),
     [
-        ({}, f"{NO_TIMING} {WITH_LAUNCHES}"),
+        ({}, ADDED),
         ({"compile_cache": False}, NO_TIMING),
         ({"xla": False}, ""),
     ],
@@ -195,6 +197,7 @@ def test_one_gpu_needs_two_flags(on_planted_gpus, settings, flags):
     assert on_planted_gpus(1, **settings) == flags
 
 
+@pytest.mark.skipif(not KEEPS_LAUNCHES, reason="XLA of this TensorFlow keeps no launches")
 def test_a_user_can_do_without_kept_launches(on_planted_gpus, monkeypatch, caplog):
     without = WITH_LAUNCHES.replace("true", "false")
     monkeypatch.setenv("XLA_FLAGS", without)
@@ -218,7 +221,7 @@ def test_a_flag_with_which_xla_computes_wrong_is_warned_of(
 ):
     monkeypatch.setenv("XLA_FLAGS", flags)
     with caplog.at_level(logging.INFO, logger="tfaccel"):
-        assert on_planted_gpus(1) == f"{flags} {NO_TIMING} {WITH_LAUNCHES}"
+        assert on_planted_gpus(1) == f"{flags} {ADDED}"
     assert ("computes c * (x W + b) as c * x W + b" in caplog.text) is warned
     caplog.clear()
     on_planted_gpus(1, xla=False)
@@ -231,9 +234,7 @@ def test_kept_programs_depend_on_the_flags(on_planted_gpus, monkeypatch):
     for each in flags:
         monkeypatch.setenv("XLA_FLAGS", each)
         on_planted_gpus(1)
-    assert [each.pop("xla_flags") for each in kept] == [
-        f"{each} {NO_TIMING} {WITH_LAUNCHES}".strip() for each in flags
-    ]
+    assert [each.pop("xla_flags") for each in kept] == [f"{each} {ADDED}".strip() for each in flags]
     assert kept[0] == kept[1]
 
 

@@ -156,7 +156,7 @@ def test_what_cannot_be_tried_after_a_failure_is_no_second_error():
 def test_the_metadata_of_this_environment_are_read_without_tensorflow():
     packages = installed()
     assert packages.versions["tensorflow"] == importlib.metadata.version("tensorflow")
-    assert packages.build.cuda == "12.5.1"
+    assert packages.build.cuda in ("12.5.1", "")  # TensorFlow 2.22.0rc0 does not name it
     assert packages.plugin_binaries == ("libdali_tf_current.so",)
     assert "nvidia-cudnn-cu12" in packages.cuda_ranges
     assert packages.pip == "uv pip" or packages.pip == "pip"
