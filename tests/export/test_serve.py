@@ -48,6 +48,11 @@ def test_a_bad_image_is_an_error_of_its_own_request():
 def test_a_folder_without_an_export_is_one_sentence(tmp_path, capsys):
     assert serve.main([str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith(f"{tmp_path} is no export; give the folder")
+    (tmp_path / "saved_model.pb").touch()
+    for images in (None, {"formats": []}):
+        (tmp_path / "tfaccel.json").write_text(json.dumps({"preprocessing": images}))
+        assert serve.main([str(tmp_path)]) == 2
+        assert "takes no image files; export the model with" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -15,14 +15,24 @@ answers: `class_name` and `probabilities`, for example. An image that cannot be 
 
 import argparse
 import base64
+import json
 import pathlib
 import re
 import signal
 import sys
 
-import litserve
 import tensorflow as tf
-from starlette.responses import JSONResponse
+
+try:
+    import litserve
+    from starlette.responses import JSONResponse
+except ModuleNotFoundError as error:
+    if __name__ != "__main__":
+        raise
+    sys.exit(
+        f"{error.name} is not installed; add the extra: uv run --extra serve python -m "
+        "tfaccel.export.serve ..., or pip install litserve"
+    )
 
 SIGNATURE = "predict_bytes"
 
@@ -123,6 +133,17 @@ def _cause(error: tf.errors.OpError) -> str:
     return said[-1][:300] if said else "the image cannot be decoded"
 
 
+def _fault_of(folder: pathlib.Path) -> str | None:
+    """Returns why a folder cannot be served; None if it can."""
+    if not (folder / "saved_model.pb").is_file():
+        return "is no export; give the folder with saved_model.pb, such as runs/digits/export/1"
+    card = folder / "tfaccel.json"
+    images = json.loads(card.read_text())["preprocessing"] if card.is_file() else {"formats": "any"}
+    if not (images and images["formats"]):
+        return "takes no image files; export the model with a loader of JPEG or PNG files"
+    return None
+
+
 def serve(folder: pathlib.Path, *, host: str, port: int, most_rows: int, wait_s: float) -> None:
     """Serves an export until the process is stopped by a signal.
 
@@ -152,9 +173,8 @@ def main(arguments: list[str] | None = None) -> int:
     add("--most-rows", type=int, default=32, help="the most requests in one batch")
     add("--wait-s", type=float, default=0.002, help="seconds that a request waits for others")
     options = parser.parse_args(arguments)
-    if not (options.export / "saved_model.pb").is_file():
-        print(f"{options.export} is no export; give the folder with saved_model.pb, such as "
-              "runs/digits/export/1", file=sys.stderr)  # fmt: skip
+    if fault := _fault_of(options.export):
+        print(f"{options.export} {fault}", file=sys.stderr)
         return 2
     serve(
         options.export.absolute(),
