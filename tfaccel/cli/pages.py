@@ -26,6 +26,7 @@ PAGES = {
     "diagnostics": "diagnostics/README.md",
     "notebook": "process/README.md",
     "security": "common/SECURITY.md",
+    "where-it-fits": "common/FITS.md",
     "install": "common/INSTALL.md",
 }
 
