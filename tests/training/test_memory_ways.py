@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from tfaccel.common.errors import UserError
 from tfaccel.config import Config, StepConfig
 from tfaccel.training import memory_ways
 from tfaccel.training.memory_plan import FRAGMENTS, Plan
@@ -84,14 +83,18 @@ def test_states_of_the_optimizer_make_room(activations, settings, wanted):
     assert found == wanted
 
 
-def test_states_are_sharded_or_packed_and_not_both():
+def test_states_may_be_sharded_and_packed():
+    # 12 GiB of states, and weights of 6 GiB, on three replicas.
     before = with_states(60, saved_by_slices=6 * GIB, packs_states=True)
-    for way in WAYS:
-        if way.name in ("shard_states", "state_dtype"):
-            after = way.after(before, way.value(before))
-            assert (after.saved_by_slices, after.packs_states) == (0, False)
-    with pytest.raises(UserError, match="shard_states=True with state_dtype='8bit'; sharded"):
-        StepConfig(shard_states=True, state_dtype="8bit")
+    ways = {way.name: way for way in WAYS}
+    sharded = ways["shard_states"].after(before, True)
+    assert (sharded.plan.optimizer, sharded.saved_by_slices) == (6 * GIB, 0)
+    assert sharded.packs_states
+    both = ways["state_dtype"].after(sharded, "bfloat16")
+    assert (both.plan.optimizer, both.packs_states) == (3 * GIB, False)
+    packed = ways["state_dtype"].after(before, "bfloat16")
+    # Of 6 GiB two thirds could go, but the slices of weights take 2.
+    assert (packed.plan.optimizer, packed.saved_by_slices) == (6 * GIB, 2 * GIB)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)

@@ -364,11 +364,6 @@ class StepConfig:
         object.__setattr__(self, "remat", _remat(self.remat))
         check_choice("state_dtype", self.state_dtype, ("float32", "bfloat16", "8bit"))
         check_flag("shard_states", self.shard_states)
-        if self.shard_states and self.state_dtype != "float32":
-            raise UserError(
-                f"shard_states=True with state_dtype={self.state_dtype!r}; sharded states are kept "
-                "in float32: use one of the two"
-            )
         check_choice("reductions", self.reductions, ("all_replicas", "own_replica"))
         check_choice("allreduce_dtype", self.allreduce_dtype, ("own", "float16", "bfloat16"))
         object.__setattr__(self, "loss_scale", _loss_scale(self.loss_scale))

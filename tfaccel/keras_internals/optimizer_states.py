@@ -7,7 +7,8 @@ decodes before and encodes afterwards. So the arithmetic of an update is Keras's
     pack(optimizer, codec, fits=lambda weight: True, bits=bits)    # built already, or not yet
     states_of(model)                                               # once it is built
 
-A codec is one of tfaccel/step/states/codecs.py.
+A codec is one of tfaccel/step/states/codecs.py. The variables of a sharded optimizer
+(sharded_states.py) have slices of what the codec stores.
 """
 
 import contextlib
@@ -23,6 +24,8 @@ from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 from tfaccel.keras_internals.model_view import every_optimizer, optimizers_of
 from tfaccel.keras_internals.optimizers import num_updates
 from tfaccel.keras_internals.patching import patched
+from tfaccel.keras_internals.sharded_states import is_sharded, slices_in
+from tfaccel.keras_internals.variables import is_distributed
 
 # The attribute that has a state of all weights, by what Keras calls the state; and whether its
 # values may be negative. Averages of weights and sums of gradients are no states.
@@ -64,7 +67,7 @@ class State:
       shape: of the weight.
       codec: what the values are stored by; None for Keras's own variable.
       is_signed: whether values may be negative.
-      parts: the Keras variables that are stored.
+      parts: the Keras variables that are stored; within a step of a sharded optimizer, slices.
       bits: makes random bits for so many values, while a step is traced.
     """
 
@@ -80,14 +83,28 @@ class State:
         """Begins without a value that an update computes with."""
         self._value = None
 
+    @property
+    def shape_here(self) -> tuple[int, ...]:
+        """The shape of the weight; within a step of a sharded optimizer [slice]."""
+        first = self.parts[0]  # has as many values as the state
+        is_slice = is_sharded(first) and not is_distributed(first)
+        return tuple(first.shape) if is_slice else self.shape
+
     def read(self) -> tf.Tensor:
-        """Returns the values, in float32 and the weight's shape."""
+        """Returns the values, in float32 and `shape_here`."""
         stored = [tf.convert_to_tensor(each.value) for each in self.parts]
+        return self.codec.decode(stored, self.shape_here, is_signed=self.is_signed)
+
+    def gathered(self, strategy: tf.distribute.Strategy) -> tf.Tensor:
+        """Returns the values of a sharded state. With several workers, all must call it."""
+        stored = [each.gathered(strategy) for each in self.parts]
+        if self.codec is None:
+            return stored[0]
         return self.codec.decode(stored, self.shape, is_signed=self.is_signed)
 
     def write(self, values, *, at_random: bool) -> None:
         """Stores values, rounded at random or to the nearest."""
-        values = tf.ensure_shape(tf.cast(values, tf.float32), self.shape)
+        values = tf.ensure_shape(tf.cast(values, tf.float32), self.shape_here)
         bits = self.bits if at_random else None
         stored = self.codec.encode(values, is_signed=self.is_signed, bits=bits)
         for part, each in zip(self.parts, stored, strict=True):
@@ -135,17 +152,17 @@ class _Packed:
       codec: stores the states; None for Keras's own variables.
       fits: says of a weight whether the codec stores its states.
       bits: makes random bits: see `pack`.
-      states: by the index of their weight.
+      states: by the index of their weight, and by name.
     """
 
     codec: object = None
     fits: Callable | None = None
     bits: Callable | None = None
-    states: dict[int, list[State]] = dataclasses.field(default_factory=dict)
+    states: dict[int, dict[str, State]] = dataclasses.field(default_factory=dict)
 
     def all(self) -> list[State]:
         """Returns all states that are packed."""
-        return [state for of_weight in self.states.values() for state in of_weight]
+        return [state for of_weight in self.states.values() for state in of_weight.values()]
 
 
 _ATTRIBUTE = "_tfaccel_states"  # of an optimizer that was packed: its _Packed
@@ -207,9 +224,9 @@ def _replace_methods(optimizer, packed: _Packed) -> None:
         return _new_state(optimizer, packed, reference_variable, name)
 
     def update_step(gradient, variable, learning_rate):
-        states = packed.states.get(optimizer._get_variable_index(variable), ())
+        states = packed.states.get(optimizer._get_variable_index(variable), {})
         with contextlib.ExitStack() as opened:
-            for each in states:
+            for each in states.values():
                 opened.enter_context(each.open())
             update(gradient, variable, learning_rate)
 
@@ -232,21 +249,25 @@ def _new_state(optimizer, packed: _Packed, weight, name: str) -> State:
     wanted = packed.codec.parts(weight.shape, is_signed=is_signed)
     prefix = f"{weight.path.replace('/', '_')}_{name}"  # as Keras names it
     colocated = optimizer._distribution_strategy.extended.colocate_vars_with(weight.value)
+    add, sizes = optimizer.add_variable, [()] * len(wanted)
+    if (slices := slices_in(optimizer)) is not None:
+        own = packed.codec.parts((slices.size_of(weight),), is_signed=is_signed)
+        add, sizes = slices.add, [(each.shape[0],) for each in own]
     with colocated, _same_on_all_workers():
         parts = [
-            optimizer.add_variable(each.shape, dtype=each.dtype, name=prefix + each.suffix)
-            for each in wanted
+            add(each.shape, *size, dtype=each.dtype, name=prefix + each.suffix)
+            for each, size in zip(wanted, sizes, strict=True)
         ]
     index = optimizer._get_variable_index(weight)
-    states = packed.states.setdefault(index, [])
     number = index * len(_MOMENTS) + list(_MOMENTS).index(name)
 
     def bits(num: int) -> tf.Tensor:
         return packed.bits(num, (num_updates(optimizer), number))
 
     path = parts[0].path.removesuffix(wanted[0].suffix)
-    states.append(State(path, tuple(weight.shape), packed.codec, is_signed, parts, bits))
-    return states[-1]
+    made = State(path, tuple(weight.shape), packed.codec, is_signed, parts, bits)
+    packed.states.setdefault(index, {})[name] = made
+    return made
 
 
 def _same_on_all_workers() -> contextlib.AbstractContextManager:
@@ -262,6 +283,7 @@ def _same_on_all_workers() -> contextlib.AbstractContextManager:
 def _convert(optimizer, packed: _Packed) -> None:
     """Makes the states of a built optimizer again, where they are stored in another way now."""
     packed.states.clear()
+    strategy = optimizer._distribution_strategy
     for name, (attribute, _) in _STATES[type(optimizer)].items():
         states = getattr(optimizer, attribute, None) or []
         for index, old in enumerate(states):
@@ -269,9 +291,10 @@ def _convert(optimizer, packed: _Packed) -> None:
             wanted = packed.codec if packed.codec and packed.fits(weight) else None
             if old is None or wanted is getattr(old, "codec", None):
                 if isinstance(old, State):
-                    packed.states.setdefault(index, []).append(old)
+                    packed.states.setdefault(index, {})[name] = old
                 continue
-            value = tf.convert_to_tensor(old)
+            shares = slices_in(optimizer) is not None
+            value = old.gathered(strategy) if shares else tf.convert_to_tensor(old)
             states[index] = new = optimizer.add_variable_from_reference(weight, name=name)
             new.assign(value)
             _put_in_place(optimizer, _variables_of(old), _variables_of(new))

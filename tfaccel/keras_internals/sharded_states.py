@@ -109,15 +109,15 @@ class ShardedState(TensorFlowVariable):
         whole = tf.convert_to_tensor(whole, self._value.dtype)
         for index, each in enumerate(self._value.values):
             cut = {"index": self.first_index + index, "num_replicas": self.num_replicas}
-            yield each, own_slice(whole, **cut)
+            yield each, own_slice(whole, size=each.shape[0], **cut)
 
     def gathered(self, strategy: tf.distribute.Strategy) -> tf.Tensor:
         """Returns the whole slot. With several workers, every worker must call it."""
         own = self._value.values
         if self.is_here:
             return self._together(own)
-        # TensorFlow gathers no half precision on the CPU.
-        sent_as = tf.float32 if own[0].dtype.size == 2 else own[0].dtype
+        # TensorFlow gathers neither half precision nor codes of 8 bits on the CPU.
+        sent_as = tf.float32 if own[0].dtype.size <= 2 else own[0].dtype
         gather = _gather(strategy, own[0].shape[0], sent_as)
         slices = gather([tf.cast(each.read_value(), sent_as) for each in own])
         return whole_of(tf.cast(slices, own[0].dtype), self.whole_shape)
@@ -177,12 +177,7 @@ def num_bytes_held(variables: Iterable[keras.Variable]) -> int:
     """Returns the bytes that a replica keeps of variables. Each variable counts once."""
     each_once = {id(each): each for each in variables}.values()
     return sum(
-        (
-            slice_size(each.whole_shape, each.num_replicas)
-            if is_sharded(each)
-            else math.prod(each.shape)
-        )
-        * tf.as_dtype(each.dtype).size
+        math.prod(each._shape if is_sharded(each) else each.shape) * tf.as_dtype(each.dtype).size
         for each in each_once
     )
 
@@ -194,6 +189,7 @@ class _Slices:
       strategy: the strategy over the replicas.
       weights: the weights that the optimizer was built for.
       slices: a Keras variable for each weight, of which each replica has another slice.
+      before: the optimizer's own attributes that `methods` replaces.
       is_updating: whether an update of slices is traced.
       norms: the norm of each gradient of that update, or of all of them; None if nothing clips.
     """
@@ -219,6 +215,8 @@ class _Slices:
                 "_overwrite_model_variables_with_average_value",
             )
         }
+        attributes = optimizer.__dict__
+        self.before = {name: attributes[name] for name in self.methods() if name in attributes}
 
     def methods(self) -> dict:
         """Returns the methods that replace those of the optimizer, by name."""
@@ -261,20 +259,32 @@ class _Slices:
             self._weight_keys[plain(made)] = plain(each)
 
     def _add_slot(self, reference_variable, name=None, initializer="zeros"):
-        shape = tuple(reference_variable.shape)
-        size = slice_size(shape, self._cut)
+        add_slot = functools.partial(
+            self._plain["add_variable_from_reference"],
+            reference_variable,
+            name=name,
+            initializer=initializer,
+        )
+        if self._optimizer.__dict__.get(_KEY) is not self:  # `unshard` could not take this away
+            return add_slot()
 
         def add_variable(shape, **settings):
-            return self._plain["add_variable"](shape=(size,), **settings)
+            return self.add(shape, slice_size(shape, self._cut), **settings)
 
         with with_entry(self._optimizer.__dict__, "add_variable", add_variable):
-            made = self._plain["add_variable_from_reference"](
-                reference_variable, name=name, initializer=initializer
-            )
+            return add_slot()
+
+    def add(self, whole_shape: Sequence[int], size: int, **settings) -> ShardedState:
+        """Makes a variable of the optimizer, of which each replica keeps `size` values."""
+        made = self._plain["add_variable"](shape=(size,), **settings)
         made.__class__ = ShardedState
-        made.whole_shape, made.num_replicas = shape, self._cut
+        made.whole_shape, made.num_replicas = tuple(whole_shape), self._cut
         made.first_index = self._first_index
         return made
+
+    def size_of(self, weight) -> int:
+        """Returns the number of values in a slice of a weight."""
+        return slice_size(weight.shape, self._cut)
 
     def _var_key(self, variable):
         """Returns the key of a weight, also for its slice: the optimizer finds its slots by it."""
@@ -382,8 +392,12 @@ def unshard(optimizer, strategy: tf.distribute.Strategy) -> None:
             each.gathered(strategy).numpy() if is_sharded(each) else each.numpy()
             for each in inner.variables
         ]
-    for name in slices.methods():
+    for name, method in slices.methods().items():
+        if inner.__dict__[name] != method:
+            continue  # another one wraps it, and it does nothing any more
         del inner.__dict__[name]
+        if name in slices.before:
+            inner.__dict__[name] = slices.before[name]
     if values is not None:
         _build_again(inner, strategy, slices.weights, values)
 
@@ -408,9 +422,14 @@ def slices_of(optimizer, weights: Iterable) -> list:
     return [slices.of(each) for each in weights]
 
 
+def slices_in(optimizer) -> _Slices | None:
+    """Returns what a sharded optimizer has more than others; None if it is not sharded."""
+    return optimizer.__dict__.get(_KEY)
+
+
 def every_slice(optimizer) -> list:
     """Returns the Keras variables of all slices of weights; none if it is not sharded."""
-    slices = optimizer.__dict__.get(_KEY)
+    slices = slices_in(optimizer)
     return [] if slices is None else slices.slices
 
 

@@ -1,7 +1,9 @@
 """Cuts a weight into equal slices, one for each replica, and puts slices together.
 
 The values of a weight stand in a row, as `reshape(weight, [-1])` has them. Each replica owns as
-many as the next one, ceil(values / replicas). Zeros fill the last slice up.
+many as the next one: ceil(values / replicas), and of a large weight a multiple of BLOCK, so that no
+block of an 8-bit state (tfaccel/step/states/blockwise.py) lies in two slices. Zeros fill the last
+slices up.
 
     own = own_slice(weight, index=1, num_replicas=4)        # [slice]
     slices = in_slices(weight, num_replicas=4)              # [4, slice]
@@ -13,21 +15,29 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+BLOCK = 256  # values
+LARGE = 4096  # values of a weight whose states may be in blocks
+
 
 def slice_size(shape: Sequence[int], num_replicas: int) -> int:
     """Returns the number of values in each replica's slice of a weight of that shape."""
-    return -(-math.prod(shape) // num_replicas)
+    values = math.prod(shape)
+    unit = BLOCK if values >= LARGE else 1
+    return math.ceil(values / (num_replicas * unit)) * unit
 
 
-def own_slice(whole: tf.Tensor, *, index: int, num_replicas: int) -> tf.Tensor:
+def own_slice(
+    whole: tf.Tensor, *, index: int, num_replicas: int, size: int | None = None
+) -> tf.Tensor:
     """Returns one replica's slice, [slice] in the dtype of the weight.
 
     Args:
       whole: the weight, of any shape that is fully known.
       index: of the replica.
       num_replicas: the number of replicas of all workers.
+      size: of the slice; None for `slice_size` of a weight.
     """
-    size = slice_size(whole.shape, num_replicas)
+    size = slice_size(whole.shape, num_replicas) if size is None else size
     own = tf.reshape(whole, [-1])[index * size : (index + 1) * size]
     missing = size - own.shape[0]
     return tf.pad(own, [[0, missing]]) if missing else own

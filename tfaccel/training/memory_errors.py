@@ -83,12 +83,7 @@ def situation_of(
         trains=trains,
         half_precision=policy_of(model) != "float32",
         saved_by_slices=saved_by_slices(model, plan) if trains else 0,
-        packs_states=(
-            trains
-            and config.state_dtype == "float32"
-            and not config.shard_states
-            and may_pack(model)
-        ),
+        packs_states=(trains and config.state_dtype == "float32" and may_pack(model)),
     )
 
 

@@ -318,12 +318,12 @@ def _without(situation: Situation, num_bytes: int, **settings) -> Situation:
     """Returns the situation with so many bytes less of the optimizer's states."""
     plan = dataclasses.replace(situation.plan, optimizer=situation.plan.optimizer - num_bytes)
     step = dataclasses.replace(situation.step, **settings)
-    after = {"saved_by_slices": 0, "packs_states": False}  # one of both
-    return dataclasses.replace(situation, plan=plan, step=step, **after)
+    return dataclasses.replace(situation, plan=plan, step=step)
 
 
 def _in_slices(situation: Situation, _) -> Situation:
-    return _without(situation, situation.saved_by_slices, shard_states=True)
+    after = _without(situation, situation.saved_by_slices, shard_states=True)
+    return dataclasses.replace(after, saved_by_slices=0)
 
 
 def _slices(situation: Situation) -> bool | None:
@@ -337,7 +337,12 @@ def _more_slices(situation: Situation, value: bool | None) -> bool | None:
 
 def _packed(situation: Situation, dtype: str) -> Situation:
     left = {"bfloat16": 0.5, "8bit": 0.26}[dtype]  # with a float32 for 256 values
-    return _without(situation, math.floor((1 - left) * situation.plan.optimizer), state_dtype=dtype)
+    saved = math.floor((1 - left) * situation.plan.optimizer)
+    # What is packed need not be moved to other replicas.
+    replicas = situation.num_replicas
+    by_slices = max(0, situation.saved_by_slices - saved * (replicas - 1) // replicas)
+    after = _without(situation, saved, state_dtype=dtype)
+    return dataclasses.replace(after, saved_by_slices=by_slices, packs_states=False)
 
 
 def _packing(situation: Situation) -> str | None:
