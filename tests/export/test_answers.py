@@ -138,7 +138,7 @@ def test_the_likeliest_class_is_named():
 def test_an_image_is_in_grey_levels_and_cut_to_them():
     answers = Answers("image", mean=(0.5,), std=(0.5,))
     image = answers(tf.constant([-1.0, 0.0, 1.0, 1.5], shape=(1, 2, 2, 1)))["image"]
-    np.testing.assert_allclose(tf.reshape(image, -1), [0, 127.5, 255, 255])
+    np.testing.assert_allclose(tf.reshape(image, [-1]), [0, 127.5, 255, 255])
 
 
 def classifier(run, activation, num_outputs):

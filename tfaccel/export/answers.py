@@ -131,9 +131,16 @@ def answers_of(model: keras.Model, data: ImageData, *, losses: Sequence) -> Answ
     several = data.source.task == "multilabel" and not exclusive
     num_classes = max(1 if several else 2, model.output_shape[-1])
     return Answers(
-        "logits" if is_ours or getattr(loss, "from_logits", False) else "probabilities",
+        "logits" if is_ours or _takes_logits(loss) else "probabilities",
         exclusive=exclusive,
         several=several,
         class_names=completed(data.class_names, num_classes) if data.class_names else (),
         target_names=completed(names, num_classes) if (names := data.source.target_names) else (),
     )
+
+
+def _takes_logits(loss) -> bool:
+    """Returns whether a cross-entropy of keras.losses was made with from_logits=True."""
+    if isinstance(loss, keras.losses.Loss):  # SparseCategoricalCrossentropy of 3.16 lacks the name
+        return bool(loss.get_config().get("from_logits", False))
+    return False
