@@ -10,6 +10,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import tensorflow as tf
+from encoded_images import record
 
 import tfaccel
 from tfaccel import preset, sources
@@ -40,16 +41,7 @@ def write_tfrecords(folder, root):
     for shard in range(3):
         with tf.io.TFRecordWriter(str(root / f"train-{shard:05d}-of-00003")) as writer:
             for index in range(shard, len(folder), 3):
-                features = {
-                    "image/encoded": tf.train.Feature(
-                        bytes_list=tf.train.BytesList(value=[folder.images.read(index)])
-                    ),
-                    "image/class/label": tf.train.Feature(
-                        int64_list=tf.train.Int64List(value=[int(folder.labels[index])])
-                    ),
-                }
-                example = tf.train.Example(features=tf.train.Features(feature=features))
-                writer.write(example.SerializeToString())
+                writer.write(record(folder.images.read(index), folder.labels[index]))
     return sources.tfrecord(str(root / "train-*"))
 
 
@@ -82,14 +74,8 @@ def write_array_record(folder, root):
     root.mkdir()
     writer = library.ArrayRecordWriter(str(root / "a.array_record"), "group_size:1")
     for index in range(len(folder)):
-        image = tf.train.BytesList(value=[folder.images.read(index)])
-        label = tf.train.Int64List(value=[int(folder.labels[index])])
-        features = {
-            "image": tf.train.Feature(bytes_list=image),
-            "label": tf.train.Feature(int64_list=label),
-        }
-        example = tf.train.Example(features=tf.train.Features(feature=features))
-        writer.write(example.SerializeToString())
+        keys = {"image_key": "image", "label_key": "label"}
+        writer.write(record(folder.images.read(index), folder.labels[index], **keys))
     writer.close()
     return sources.array_record(root / "a.array_record", image_key="image", label_key="label")
 

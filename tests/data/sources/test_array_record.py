@@ -1,12 +1,11 @@
 """ArrayRecord files as a source, written by their own library."""
 
 import importlib
-import io
 
 import numpy as np
-import PIL.Image
 import pytest
 import tensorflow as tf
+from encoded_images import epochs_of, png
 
 from tfaccel import UserError, sources
 from tfaccel.config import DataConfig
@@ -16,13 +15,6 @@ from tfaccel.experiment.open_data import open_source
 
 NUM = 11
 module = importlib.import_module("tfaccel.data.sources.array_record")  # a function has its name
-
-
-def png(index):
-    file = io.BytesIO()
-    pixels = np.random.default_rng(index).integers(0, 256, (40 + index, 50, 3), dtype=np.uint8)
-    PIL.Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
 
 
 def example(index, *, image="image", label="label", value=None):
@@ -71,26 +63,14 @@ def test_images_and_labels(files, monkeypatch):
     assert opened(files).facts() == source.facts()
 
 
-def epochs_of(run, source, loader, *, first=0):
-    settings = {"image_size": (32, 32), "global_batch_size": 4, "augment": "imagenet"}
-    loader = run.loader(source, shuffle=True, loader=loader, **settings)
-    loader.start_at(epoch=first)
-    found = []
-    for _ in range(2 - first):
-        batches = [[each.numpy() for each in batch] for batch in loader]
-        x, y, weight = (np.concatenate(each) for each in zip(*batches, strict=True))
-        found.append((x[weight > 0], y[weight > 0]))
-    return found
-
-
 @pytest.mark.parametrize("loader", ["tf_data", pytest.param("dali_cpu", marks=pytest.mark.slow)])
 def test_epochs_are_those_of_tfrecords(setup, files, loader):
     with tf.io.TFRecordWriter(str(files / "c.tfrecord")) as writer:
         for index in range(NUM):
             writer.write(example(index))
     records = sources.tfrecord(files / "c.tfrecord", image_key="image", label_key="label")
-    ours, theirs = (epochs_of(setup(), each, loader) for each in (opened(files), records))
-    resumed = epochs_of(setup(), opened(files), loader, first=1)
+    ours, theirs = (epochs_of(setup(), each, loader=loader) for each in (opened(files), records))
+    resumed = epochs_of(setup(), opened(files), loader=loader, first=1)
     for (x, y), (other, labels) in zip(ours + resumed, theirs + theirs[1:], strict=True):
         np.testing.assert_array_equal(x, other)
         np.testing.assert_array_equal(y, labels)

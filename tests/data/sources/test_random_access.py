@@ -1,22 +1,13 @@
 """Objects with a length and items as sources: of one's own, and Grain's."""
 
-import io
-
 import numpy as np
-import PIL.Image
 import pytest
+from encoded_images import epochs_of, png
 
 from tfaccel import UserError, sources
 from tfaccel.data.scan.files import scan_files
 
 NUM = 9
-
-
-def png(index):
-    file = io.BytesIO()
-    pixels = np.random.default_rng(index).integers(0, 256, (40 + index, 50, 3), dtype=np.uint8)
-    PIL.Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
 
 
 class Mine:
@@ -59,18 +50,6 @@ def test_known_labels_are_not_looked_for():
     assert mine.asked == 0
 
 
-def epochs_of(run, source, first=0, **settings):
-    settings = {"image_size": (32, 32), "global_batch_size": 4, "augment": "imagenet"} | settings
-    loader = run.loader(source, shuffle=True, **settings)
-    loader.start_at(epoch=first)
-    found = []
-    for _ in range(2 - first):
-        batches = [[each.numpy() for each in batch] for batch in loader]
-        x, y, weight = (np.concatenate(each) for each in zip(*batches, strict=True))
-        found.append((x[weight > 0], y[weight > 0]))
-    return found
-
-
 def test_epochs_are_those_of_files(setup, tmp_path):
     for index in range(NUM):
         (tmp_path / "01"[index % 2]).mkdir(exist_ok=True)
@@ -80,7 +59,7 @@ def test_epochs_are_those_of_files(setup, tmp_path):
     source = sources.random_access(Mine(lambda i: (png(order[i]), order[i] % 2)))
     ours = epochs_of(setup(), source, loader="tf_data")
     theirs = epochs_of(setup(), files, loader="tf_data")
-    resumed = epochs_of(setup(), source, 1, loader="tf_data")
+    resumed = epochs_of(setup(), source, first=1, loader="tf_data")
     for (x, y), (other, labels) in zip(ours + resumed, theirs + theirs[1:], strict=True):
         np.testing.assert_array_equal(x, other)
         np.testing.assert_array_equal(y, labels)

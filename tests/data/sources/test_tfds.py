@@ -10,7 +10,8 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-from test_array_record import example, png, write
+from encoded_images import png
+from test_array_record import example, write
 
 from tfaccel import UserError, sources
 from tfaccel.config import DataConfig

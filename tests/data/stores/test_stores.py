@@ -17,6 +17,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import tensorflow as tf
+from encoded_images import record
 
 from tfaccel import UserError, sources
 from tfaccel.common.errors import RunError
@@ -121,14 +122,7 @@ def write_tfrecords(folder, root):
     for shard in range(3):
         with tf.io.TFRecordWriter(str(root / f"train-{shard}")) as writer:
             for index in range(shard, len(folder), 3):
-                image = tf.train.BytesList(value=[folder.images.read(index)])
-                label = tf.train.Int64List(value=[int(folder.labels[index])])
-                features = {
-                    "image/encoded": tf.train.Feature(bytes_list=image),
-                    "image/class/label": tf.train.Feature(int64_list=label),
-                }
-                example = tf.train.Example(features=tf.train.Features(feature=features))
-                writer.write(example.SerializeToString())
+                writer.write(record(folder.images.read(index), folder.labels[index]))
 
 
 def write_tars(folder, root):
