@@ -1931,6 +1931,22 @@ def _():
     return of_first(tf.constant(1.0), tf.constant(10.0)) == 11
 
 
+@canary("FuncGraph.experimental_acd_manager", "takes one out of the order of stateful ones")
+def _():
+    def waits(is_independent):
+        @tf.function(autograph=False)
+        def times():
+            first, second = tf.timestamp(), tf.timestamp()
+            if is_independent:
+                second.graph.experimental_acd_manager.run_independently(second.op)
+            return first + second
+
+        operations = times.get_concrete_function().graph.get_operations()
+        return [len(each.control_inputs) for each in operations if each.type == "Timestamp"]
+
+    return [waits(False), waits(True)] == [[0, 1], [0, 0]]
+
+
 @canary("_class", "is the attribute that places an operation with another one")
 def _():
     with tf.Graph().as_default():

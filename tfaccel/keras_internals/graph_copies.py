@@ -51,7 +51,7 @@ def copied(
         graph.control_dependencies(list(after)),
         tf.device(op.device or None),
     ):
-        return graph._create_op_internal(
+        copy = graph._create_op_internal(
             op.type,
             list(inputs),
             [each.dtype for each in op.outputs],
@@ -59,6 +59,12 @@ def copied(
             attrs=attributes,
             op_def=op.op_def,
         )
+    # TensorFlow has operations that it lists as stateful wait for those made before them. The
+    # gradients were made before this copy, and need it.
+    order = getattr(graph, "experimental_acd_manager", None)
+    if op.op_def.is_stateful and order is not None:
+        order.run_independently(copy)
+    return copy
 
 
 def give_input(op: tf.Operation, index: int, tensor: tensor_lib.Tensor) -> None:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from conftest import compiled, in_new_process
 
 from tfaccel import StepConfig, UserError
+from tfaccel.keras_internals.call_module import call_module
 from tfaccel.step.remat import segments
 from tfaccel.step.remat.choose import Remat
 from tfaccel.step.remat.recompute import Pass, Recompute
@@ -204,6 +205,54 @@ def test_copies_wait_for_the_gradient_that_they_serve():
     for op in chosen[0].forward:
         if op.name in copied and op.type == "Tanh":
             assert not any(id(each) in of_gradients for each in op.outputs[0].consumers())
+
+
+@tf.custom_gradient
+def doubled(x):
+    """Twice the input, and its gradient, which reads the result, each by a module of StableHLO."""
+    spec = tf.TensorSpec(x.shape, x.dtype)
+    array = f"tensor<{'x'.join(map(str, x.shape))}xf32>"
+
+    def added(*arguments):
+        names = ", ".join(f"%a{index}: {array}" for index in range(len(arguments)))
+        both = f"%a0, %a{len(arguments) - 1}"
+        text = f"""module {{ func.func public @main({names}) -> {array} {{
+            %0 = stablehlo.add {both} : {array}
+            return %0 : {array} }} }}"""
+        return call_module(text, arguments, [spec], platform="CPU")[0]
+
+    y = added(x)
+    return y, lambda gradient: added(gradient, y)
+
+
+def test_modules_of_stablehlo_are_computed_again_within_a_function():
+    """TensorFlow has operations with state wait for each other in the order they were made in."""
+    dense = [keras.layers.Dense(8, activation="tanh") for _ in range(6)]
+    x = inputs = keras.Input((8,), batch_size=4)
+    for each in dense:
+        x = each(x)
+    model = keras.Model(inputs, x)
+
+    def gradients(choose):
+        recompute = Recompute(choose, xla=True)
+
+        @tf.function(autograph=False)
+        def step(x):
+            with tf.GradientTape() as tape:
+                for each in dense:
+                    x = doubled(each(x))
+                loss = tf.reduce_sum(x)
+            gradient = recompute.around(tf.GradientTape.gradient)
+            return gradient(tape, loss, [each.value for each in model.trainable_variables])
+
+        made = step.get_concrete_function(tf.TensorSpec((4, 8))).graph.get_operations()
+        found = tf.function(lambda x: step(x), autograph=False, jit_compile=True)(tf.ones((4, 8)))
+        return found, [each.name for each in made if each.type == "XlaCallModule"]
+
+    found, names = gradients(lambda traced: segments.least_memory(traced).segments)
+    assert any(each.startswith("recomputed/") for each in names)
+    for own, each in zip(found, gradients(lambda traced: [])[0], strict=True):
+        np.testing.assert_allclose(own, each, rtol=1e-5, atol=1e-6)
 
 
 def choice_of(budget=None, **model):
