@@ -6,8 +6,9 @@
 The program looks in each folder `tfaccel/autotuning` below the given one. It takes the choices that
 were made with the default settings. tfaccel/runtime/autotuned gets two files for each kind of
 GPU: the choices, as XLA wrote them, compressed; and the versions of the libraries for which they
-hold. Choices that the package has already for the same versions stay. The last line of standard
-output is JSON. Exit codes: 0 done; 1 nothing was found; 2 a mistake in the call.
+hold. Choices that the package has already for the same versions stay. Those for float16 that a run
+had from the package's for bfloat16 are left out. The last line of standard output
+is JSON. Exit codes: 0 done; 1 nothing was found; 2 a mistake in the call.
 """
 
 import argparse
@@ -57,11 +58,19 @@ def _ship(path: pathlib.Path, packages: str, folders: list[pathlib.Path]) -> int
     kept = [autotuning.read_shipped(path)] if path.exists() else []
     read = [autotuning.read(each) for folder in folders for each in sorted(folder.glob("*.pb"))]
     choices = autotuning.join([*kept, *read])
+    derived = {_key(each) for each in autotuning.in_float16(autotuning.join(kept)).results}
+    own = [each for each in choices.results if _key(each) not in derived]
+    del choices.results[:]
+    choices.results.extend(own)
     if choices.results:
         data = gzip.compress(choices.SerializeToString(), mtime=0)
         path.with_suffix(".pb.gz").write_bytes(data)
         path.write_text(json.dumps({"packages": versions}, indent=2) + "\n")
     return len(choices.results)
+
+
+def _key(choice) -> tuple:
+    return choice.device, choice.hlo, choice.result
 
 
 if __name__ == "__main__":

@@ -198,6 +198,29 @@ def test_a_gpu_gets_the_products_of_a_sibling(tmp_path, caplog):
         assert "as many cores" not in caplog.text
 
 
+def test_products_in_float16_get_the_choices_of_those_in_bfloat16(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "tfaccel")
+    folder = tmp_path / "shipped"
+    folder.mkdir()
+    choices = {
+        "bf16[2] dot(bf16[2])": b"1",
+        "f32[2] dot(bf16[2])": b"2",
+        "f16[2] dot(bf16[2])": b"3",  # of both
+        "f32[2] dot(f32[2])": b"4",
+        "bf16[2] custom-call(bf16[2])": b"5",  # cuDNN's choices are for one dtype
+        "bf16[3] dot(bf16[3])": b"6",
+        "f16[3] dot(f16[3])": b"7",  # XLA timed this one
+    }
+    data = written(tmp_path / "x.pb", choices)
+    (folder / "h200.pb.gz").write_bytes(gzip.compress(data))
+    (folder / "h200.json").write_text(json.dumps({"packages": DECIDES["packages"]}))
+    kept, _ = begin()
+    added = {"f16[2] dot(f16[2])": b"1", "f32[2] dot(f16[2])": b"2"}
+    assert read(kept) == choices | added
+    assert "9 are there, 9 of them from the package" in caplog.text
+    assert "2 choices of the package for products in bfloat16 serve those in float16" in caplog.text
+
+
 def test_a_second_setup_keeps_the_files():
     autotuning.use(DECIDES)
     flags = os.environ["XLA_FLAGS"]

@@ -50,6 +50,14 @@ def test_choices_of_all_arms_are_joined(tmp_path, capsys):
     assert tool.main([str(caches), f"--output={out}"]) == 0
     assert shipped(out) == {"conv": b"1", "dot": b"2", "add": b"4"}
 
+    # A run that had float16's choices from the package's for bfloat16 writes them, too.
+    keep(caches, "g", {"bf16[2] dot(bf16[2])": b"6"})
+    assert tool.main([str(caches), f"--output={out}"]) == 0
+    keep(caches, "h", {"f16[2] dot(f16[2])": b"6", "f16[2] conv": b"7"})
+    assert tool.main([str(caches), f"--output={out}"]) == 0
+    added = {"bf16[2] dot(bf16[2])": b"6", "f16[2] conv": b"7"}
+    assert shipped(out) == {"conv": b"1", "dot": b"2", "add": b"4"} | added
+
     # Those of other versions have files of their own: XLA's numbers of kernels change with them.
     keep(caches, "f", {"conv": b"5"}, packages=PACKAGES | {"nvidia-cudnn-cu12": "1"})
     assert tool.main([str(caches), f"--output={out}"]) == 0

@@ -2,7 +2,8 @@
 
 The choices are in ~/.cache/tfaccel/autotuning. The package may bring those of some networks. A GPU
 for which it has none gets the products of a sibling (tfaccel/runtime/xla_device.py): the tiles of a
-product fit a GPU's cores, which are the same. cuDNN's choices are left to the GPU itself.
+product fit a GPU's cores, which are the same. cuDNN's choices are left to the GPU itself. The
+products in bfloat16 of the package also serve float16, whose values have as many bytes.
 
     use({"tensorflow": "2.21.0", "gpus": [...], "tf32": True})      # before XLA reads its flags
 
@@ -82,7 +83,9 @@ def use(decides: Mapping[str, object], *, gpu: str | None = None) -> None:
         own_files.replace(folder / "settings.json", text.encode())
         shipped = _shipped(decides)
         of_sibling = _of_sibling(shipped, gpu)
-        num_kept, num_shipped = _join(folder, join([shipped, of_sibling]))
+        here = join([shipped, of_sibling])
+        of_float16 = in_float16(here)
+        num_kept, num_shipped = _join(folder, join([here, of_float16]))
     except OSError as error:
         return leave_out(f"{folder} cannot be used ({error.strerror or error})")
     own = folder / f"{os.getpid()}-{secrets.token_hex(4)}.pb"
@@ -103,6 +106,12 @@ def use(decides: Mapping[str, object], *, gpu: str | None = None) -> None:
             "autotuning: %d choices of the package were made on a GPU with as many cores of the "
             "same architecture, because it has none for this one",
             len(of_sibling.results),
+        )
+    if of_float16.results:
+        log.info(
+            "autotuning: %d choices of the package for products in bfloat16 serve those in "
+            "float16, too, for which it has none",
+            len(of_float16.results),
         )
 
 
@@ -215,10 +224,28 @@ def _of_sibling(shipped: message.Message, gpu: str | None) -> message.Message | 
     _, _, cudnn = sibling.rpartition(",")
     found = _results()(version=shipped.version)
     for each in shipped.results:
-        if each.device == sibling and " dot(" in each.hlo:
+        if each.device == sibling and _is_product(each):
             found.results.add().CopyFrom(each)
             found.results[-1].device = f"{gpu},{cudnn}"
     return found if found.results else None
+
+
+def in_float16(choices: message.Message) -> message.Message:
+    """Returns choices for the products in float16 that `choices` has only in bfloat16."""
+    known = {(each.device, each.hlo) for each in choices.results}
+    found = _results()(version=choices.version)
+    for each in choices.results:
+        hlo = each.hlo.replace("bf16[", "f16[")
+        is_of_one = not re.search(r"\bf16\b", each.hlo) and "bf16" not in hlo
+        if _is_product(each) and is_of_one and (each.device, hlo) not in known:
+            found.results.add().CopyFrom(each)
+            found.results[-1].hlo = hlo
+    return found
+
+
+def _is_product(choice: message.Message) -> bool:
+    """Returns whether a choice is of a matrix product, and what surrounds it."""
+    return " dot(" in choice.hlo
 
 
 @functools.cache
