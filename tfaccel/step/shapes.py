@@ -66,8 +66,9 @@ def telling_rows(
     except UserError:
         raise
     except (ValueError, TypeError, IndexError, tf.errors.InvalidArgumentError) as error:
-        if isinstance(error.__cause__, UserError):  # Keras 3.16 raises another one about the loss
-            raise error.__cause__ from None
+        # Keras 3.16 raises another one about the loss, of which TensorFlow hides the cause.
+        if isinstance(error.__context__, UserError):
+            raise error.__context__ from None
         num_replicas = strategy.num_replicas_in_sync
         if num_replicas * parts > 1 and _OF_SHAPES.search(str(error)):
             error.add_note(_about_rows(list(map(num_rows, batches)), num_replicas, parts))
