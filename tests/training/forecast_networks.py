@@ -46,6 +46,9 @@ def dense():
     return keras.Model(image, layers.Dense(10)(x))
 
 
+BYTES_USED = re.compile(r"Total bytes(?: used)?: (\d+)")  # without "used" in TensorFlow 2.22
+
+
 def main(folder, *names):
     """Prints, as JSON, each network's forecast and what XLA's report in the folder says."""
     folder, figures = pathlib.Path(folder), {}
@@ -58,8 +61,8 @@ def main(folder, *names):
         images, labels = np.zeros((ROWS, 32, 32, 3), "float32"), np.zeros(ROWS, "int32")
         model.fit(images, labels, batch_size=ROWS, verbose=0)
         reports = [*folder.glob("*memory-usage-report.txt")]
-        used = (re.search(r"Total bytes used: (\d+)", each.read_text()) for each in reports)
-        figures[make.__name__] = forecast_of(model).plan.total, max(int(each[1]) for each in used)
+        used = [int(each) for own in reports for each in BYTES_USED.findall(own.read_text())]
+        figures[make.__name__] = forecast_of(model).plan.total, max(used)
         for each in folder.iterdir():
             each.unlink()
     print(json.dumps(figures))
