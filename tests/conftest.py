@@ -55,6 +55,13 @@ def pytest_configure(config):
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 3)
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)  # as every setup() here asks
+    if "gpu" not in config.option.markexpr:
+        compile_quickly()
+    # Graphs are many small objects that stay for a while: without this, a quarter of the time goes
+    # into looking for unused ones among them and among TensorFlow's own.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
     # What tests give to `fit` is not ours to change, but its iterators may take a minute to end.
     distribute = tf.distribute.Strategy.experimental_distribute_dataset
 
@@ -64,6 +71,20 @@ def pytest_configure(config):
 
     tf.distribute.Strategy.experimental_distribute_dataset = untuned_too
     OF_WORKER._create_owned_multi_device_iterator = read_on_host
+
+
+def compile_quickly():
+    """Has XLA compile programs of this process in less time; small ones need not run fast.
+
+    XLA reads its flags once. So those of tests, and of processes that tests start, are as before.
+    """
+    before = os.environ.get("XLA_FLAGS")
+    quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    os.environ["XLA_FLAGS"] = f"{before or ''} {quick}"
+    tf.function(lambda: tf.constant(1) + 1, jit_compile=True, autograph=False)()
+    del os.environ["XLA_FLAGS"]
+    if before is not None:
+        os.environ["XLA_FLAGS"] = before
 
 
 OF_WORKER = input_lib._SingleWorkerOwnedDatasetIterator

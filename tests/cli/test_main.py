@@ -17,6 +17,7 @@ import PIL.Image
 import pytest
 import tensorflow as tf
 from conftest import NotRehearsed
+from packaging.version import Version
 
 from tfaccel import launch
 from tfaccel.cli import fields, main
@@ -528,7 +529,7 @@ def test_a_run_prints_its_result_and_leaves_its_folder(command, tmp_path, cache,
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["train"]["epochs"] == 2
     environment = json.loads((tmp_path / "out" / "environment.json").read_text())
-    assert environment["packages"]["tensorflow"] == tf.__version__
+    assert Version(environment["packages"]["tensorflow"]) == Version(tf.__version__)
     assert len((tmp_path / "out" / "metrics.csv").read_text().splitlines()) == 1 + 2
     assert list((tmp_path / "out" / "tensorboard").glob("*/events*"))
     # Lines where there is no terminal: no bar that redraws itself.

@@ -63,7 +63,7 @@ def test_a_loss_scale_counts():
     assert "loss scale 16,777,216" in str(found)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_training_has_the_error_that_is_shown(dtype):
     def small():
         keras.utils.set_random_seed(0)

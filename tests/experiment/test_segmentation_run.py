@@ -59,9 +59,8 @@ def config(name, **changes):
     return parse(config)
 
 
-@pytest.mark.parametrize(
-    "name", ["unet_mobilenetv2", pytest.param("deeplab_mobilenetv2", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["unet_mobilenetv2", "deeplab_mobilenetv2"])
 def test_the_loss_falls(name, setup):
     keras.utils.set_random_seed(0)
     asked = config(name, **{"data.image_size": (32, 32)})

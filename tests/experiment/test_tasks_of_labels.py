@@ -73,7 +73,7 @@ def f1(labels, found):
     ("kind", "xla"),
     [
         ("multilabel", False),
-        ("regression", False),
+        pytest.param("regression", False, marks=pytest.mark.slow),
         pytest.param("multilabel", True, marks=pytest.mark.slow),
         pytest.param("regression", True, marks=pytest.mark.slow),
     ],

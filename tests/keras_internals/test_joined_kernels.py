@@ -98,7 +98,10 @@ def clipped_adamw():
     return keras.optimizers.AdamW(0.01, global_clipnorm=0.5)
 
 
-@pytest.mark.parametrize(("optimizer", "num_replicas"), [(clipped_adamw, 1), (scaled_sgd, 2)])
+@pytest.mark.parametrize(
+    ("optimizer", "num_replicas"),
+    [(clipped_adamw, 1), pytest.param(scaled_sgd, 2, marks=pytest.mark.slow)],
+)
 def test_training_is_the_same(monkeypatch, optimizer, num_replicas):
     """1e-6: XLA may sum a norm in another order."""
     used = []

@@ -107,7 +107,11 @@ def test_a_concatenation_of_more_than_eight_arrays_is_written(num_layers, num_co
 
 @pytest.mark.parametrize(
     ("dtype", "num_layers", "tolerance"),
-    [("mixed_bfloat16", 4, 0.05), ("float32", 4, 1e-4), ("float32", 9, 1e-4)],
+    [
+        ("mixed_bfloat16", 4, 0.05),
+        ("float32", 4, 1e-4),
+        pytest.param("float32", 9, 1e-4, marks=pytest.mark.slow),
+    ],
 )
 def test_the_gradients_of_a_dense_block_are_keras(dtype, num_layers, tolerance):
     assert_as_by_keras(dense_block(dtype, num_layers), tolerance)

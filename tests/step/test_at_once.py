@@ -58,7 +58,7 @@ class WaitsInEpoch(keras.callbacks.Callback):
                 aside.wait()
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 2])
+@pytest.mark.parametrize("steps_per_execution", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_weights_are_those_of_training_with_xla_alone(steps_per_execution, caplog, monkeypatch):
     may_compile, run = threading.Event(), aside.StandIns.run
 

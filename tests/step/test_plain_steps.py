@@ -173,7 +173,7 @@ def fitted(model) -> tuple:
     return logs["loss"], [keras.ops.convert_to_numpy(each) for each in model.weights]
 
 
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("parts", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_plain_step_keeps_xla_on_two_uneven_cpu_replicas(parts):
     changes = {} if parts == 1 else {"weight_of": num_rows}
     model, _ = compiled(changes, accumulation_steps=parts)

@@ -84,6 +84,7 @@ def test_without_a_gpu_it_is_a_mistake_in_the_call(tool, monkeypatch, capsys):
     assert "no GPU" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit_l16", "resnet152"])
 def test_its_networks_have_the_sizes_of_their_papers(name):
     networks = importlib.import_module("bench_arms.networks")

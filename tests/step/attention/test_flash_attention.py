@@ -74,9 +74,16 @@ def close(found, wanted, tolerance):
 
 
 @pytest.mark.parametrize(
-    ("rows", "key_rows", "heads_of_key"), [(T, S, N), (T - 1, S - 1, N), (1, S, 2)]
+    ("dtype", "tolerance", "rows", "key_rows", "heads_of_key"),
+    [
+        ("float16", 4e-3, T - 1, S - 1, N),
+        ("float16", 4e-3, 1, S, 2),
+        ("bfloat16", 3e-2, T, S, N),
+        pytest.param("float16", 4e-3, T, S, N, marks=pytest.mark.slow),
+        pytest.param("bfloat16", 3e-2, T - 1, S - 1, N, marks=pytest.mark.slow),
+        pytest.param("bfloat16", 3e-2, 1, S, 2, marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 4e-3), ("bfloat16", 3e-2)])
 @pytest.mark.parametrize("case", CASES)
 def test_alike_keras(case, dtype, tolerance, rows, key_rows, heads_of_key):
     settings = {
@@ -321,7 +328,7 @@ def trained(monkeypatch, num_replicas, *, flash_on, **step):
 @pytest.mark.parametrize(
     ("num_replicas", "settings"),
     [
-        (1, {}),
+        pytest.param(1, {}, marks=pytest.mark.slow),
         (1, {"accumulation_steps": 2}),
         pytest.param(2, {}, marks=pytest.mark.slow),
         pytest.param(2, {"accumulation_steps": 2}, marks=pytest.mark.slow),

@@ -254,7 +254,7 @@ def classifier():
     return keras.Model(inputs, layers.Dense(3, dtype="float32")(x))
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("num_replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_training(stand_in, monkeypatch, num_replicas):
     draw = np.random.default_rng(0)
     x = draw.normal(size=(48, 8, 8, 8)).astype("f4")

@@ -242,7 +242,10 @@ def classifier():
     return keras.Model(inputs, layers.Dense(3, dtype="float32")(x))
 
 
-@pytest.mark.parametrize(("num_replicas", "accumulation_steps"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("num_replicas", "accumulation_steps"),
+    [(1, 1), pytest.param(2, 2, marks=pytest.mark.slow)],
+)
 def test_training(stand_in, monkeypatch, num_replicas, accumulation_steps):
     settings = {"num_replicas": num_replicas, "accumulation_steps": accumulation_steps}
     check_training(monkeypatch, Gelus, classifier, *labelled_rows(), rtol=2e-2, **settings)

@@ -110,7 +110,7 @@ def check_equal(found, wanted):
     [
         (convolutions, "blocks", True, 1, {}),
         (convolutions, "conv_1,conv_2", False, 1, {}),
-        (convolutions, "blocks", False, 2, {}),
+        pytest.param(convolutions, "blocks", False, 2, {}, marks=SLOW),
         (convolutions, "blocks", False, 1, {"accumulation_steps": 2}),
         pytest.param(convolutions, "blocks", True, 1, {"accumulation_steps": 2}, marks=SLOW),
         pytest.param(convolutions, "blocks", True, 2, {}, marks=SLOW),
@@ -365,6 +365,7 @@ def peak_bytes(remat, *, gpus: tuple[int, ...], rows: int) -> int:
     return int(in_new_process(program).split()[-1])
 
 
+@pytest.mark.slow
 def test_a_step_needs_less_memory():
     # XLA of TensorFlow 2.21 takes barriers away on a CPU, and computes nothing again there.
     rows = 16384
