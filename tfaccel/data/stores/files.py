@@ -250,6 +250,8 @@ class StoreFiles:
         url = self.names[number]
 
         def fetch(path):
+            if ahead and unit not in self._unread:
+                raise NoRoomError  # it was read meanwhile, and has perhaps given way
             _say_once(self._cache.folder, self._cache.most_bytes)
             if offset is None:
                 self._store.fetch(url, path)
