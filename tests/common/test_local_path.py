@@ -37,6 +37,22 @@ def test_a_file_url_is_said_with_its_path(url):
         local_path(url)
 
 
+@pytest.mark.parametrize("url", ["s3:/me:PASS@bucket/x", "GS:/bucket/x", "Https://bucket/x"])
+def test_a_misspelled_url_is_said_as_typed(url):
+    scheme = url.partition(":")[0]
+    words = f"{scheme}:/.*bucket/x'; did you mean '{scheme.lower()}://.*bucket/x'\\?$"
+    for call, named in (
+        (lambda: open_source(DataConfig(root=url), "train"), "^data.root='"),
+        (lambda: sources.class_folders(url), "^'"),
+        (lambda: sources.image_list(url), "^'"),
+    ):
+        with pytest.raises(UserError, match=named + words) as error:
+            call()
+        assert "PASS" not in str(error.value)
+    with pytest.raises(UserError, match="is a URL"):
+        local_path(url)
+
+
 def test_paths_stay_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for each in ("a:b/c", "C:/x", "/data/run:1/x", "x/lr=[0.1]", ".", "a b"):

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 import time
@@ -55,6 +56,26 @@ def test_a_folder_without_an_export_is_one_sentence(tmp_path, capsys):
         assert "takes no image files; export the model with" in capsys.readouterr().err
 
 
+def test_a_port_that_is_taken_is_one_sentence(tmp_path, capsys):
+    (tmp_path / "saved_model.pb").touch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert serve.main([str(tmp_path), f"--port={port}"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"--port={port}: another program listens on this port of 127.0.0.1; ")
+    assert f"--port={port + 1}" in said
+    assert serve.main([str(tmp_path), "--port=70000"]) == 2
+    assert "expected a number from 1 to 65535" in capsys.readouterr().err
+
+
+def test_mistakes_are_found_before_tensorflow_is_imported(tmp_path):
+    program = "import sys; from tfaccel.export import serve; serve.main([sys.argv[1]]); "
+    program += "print('tensorflow' in sys.modules)"
+    command = [sys.executable, "-c", program, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert (done.stdout, "is no export" in done.stderr) == ("False\n", True)
+
+
 @pytest.fixture(scope="module")
 def bench():
     spec = importlib.util.spec_from_file_location("bench_serving", ROOT / "tools/bench_serving.py")
@@ -95,6 +116,11 @@ def test_clients_get_the_models_answers_and_sigterm_ends_all_processes(
             for name in ("probabilities", "logits"):
                 np.testing.assert_allclose(found[name], expected[name][place], atol=1e-5)
             assert found["class_name"].encode() == expected["class_name"][place].numpy()
+        form = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n\xff\xfe\r\n--x--\r\n'
+        kind = {"Content-Type": "multipart/form-data; boundary=x"}
+        connection.request("POST", "/predict", form, kind)
+        refused = connection.getresponse()
+        assert (refused.status, serve.EXPECTED in json.load(refused)["error"]) == (400, True)
         monkeypatch.setattr(bench, "BAD_EVERY", 5)
         asked = bench.asked(port, files, seconds=3.0)
         assert asked["unexpected"] == 0, asked

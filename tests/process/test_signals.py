@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tfaccel.process import progress
-from tfaccel.process.signals import HEARD, StopSignals
+from tfaccel.process.signals import HEARD, StopSignals, at_once
 
 
 def wait_for(condition):
@@ -41,6 +41,24 @@ def test_a_programs_own_handler_is_called_and_kept():
         wait_for(lambda: len(called) == 2)
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def kill_itself_and_sleep():
+    threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGTERM]).start()
+    time.sleep(300)
+
+
+def test_the_first_signal_ends_a_wait_that_has_nothing_to_save(caplog):
+    error = SystemExit(75)
+    with StopSignals(error=error):
+        with at_once("ended before"):
+            pass
+        with pytest.raises(SystemExit) as raised, at_once("no run begins"):
+            kill_itself_and_sleep()
+    assert raised.value is error
+    assert "SIGTERM: no run begins; a second signal ends it at once" in caplog.text
+    with at_once("nobody hears"):
+        pass
 
 
 def test_a_second_signal_ends_a_process_that_runs_no_python():

@@ -9,7 +9,6 @@ import pathlib
 import re
 import sys
 import tempfile
-import traceback
 import types
 from collections.abc import Iterable
 
@@ -23,6 +22,7 @@ from tfaccel.common.flags import Flag, define, parsed
 from tfaccel.common.local_path import local_path
 from tfaccel.common.regular_file import NOT_REGULAR, is_special
 from tfaccel.config import all_fields, check_is_config, default_config
+from tfaccel.config.file_errors import in_file
 from tfaccel.training.workdir import read_config, workdir_of
 
 CONFIG = Flag(
@@ -208,14 +208,8 @@ def load(given: str) -> ml_collections.ConfigDict:
     except UserError as error:
         raise UserError(f"{file}: {error}") from error
     except (Exception, SystemExit) as error:  # any error in the user's file
-        lines = [
-            each.lineno
-            for each in traceback.extract_tb(error.__traceback__)
-            if each.filename == file
-        ]
-        where = f"{file}, line {lines[-1]}" if lines else file
         hint = "" if file.endswith(".py") else "; expected a Python file that has get_config()"
-        raise UserError(f"{where}: {type(error).__name__}: {error}{hint}") from error
+        raise UserError(f"{in_file(error, file)}{hint}") from error
     return config
 
 

@@ -142,6 +142,8 @@ class Blobs:
         if self.are_files:
             return self.files[index]
         file = self.files[self.file_of[index]]
+        if hasattr(self.reader, "title"):  # an object in memory, without a path
+            return f"{self.reader.unit_name} {self.offsets[index]} of {self.reader.title}"
         if hasattr(self.reader, "unit_name"):
             return f"{file}[{self.reader.unit_name} {self.offsets[index]}]"
         return f"{file}[bytes {self.offsets[index]}+{self.sizes[index]}]"

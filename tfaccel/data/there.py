@@ -21,7 +21,7 @@ from tfaccel.data.sources.list_rows import find_list
 from tfaccel.data.sources.pairs import find_images
 from tfaccel.data.sources.paths import absolute
 from tfaccel.data.sources.tfds import find_tfds
-from tfaccel.data.stores.urls import below, is_url
+from tfaccel.data.stores.urls import below, check_spelled, is_url
 
 _FIND = {
     "arrow": find_arrow,
@@ -49,6 +49,7 @@ def places(data: DataConfig, split: str) -> tuple[pathlib.Path | str, ...]:
     """
     split = "train" if data.splits else split
     names = (split, f"{split}_targets") if data.source == "pairs" else (split,)
+    check_spelled(data.root, "data.root")
     if is_url(data.root):
         if data.source not in STORED:
             raise UserError(

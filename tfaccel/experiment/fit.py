@@ -19,6 +19,7 @@ import keras
 from tfaccel.common.errors import RunError
 from tfaccel.config import TrainConfig
 from tfaccel.data.distribute import Loader
+from tfaccel.data.stores.files import say_what_was_fetched
 from tfaccel.runtime.devices import Device
 from tfaccel.runtime.gpu_usage import GpuUsage
 from tfaccel.training.callbacks.checkpoints import Checkpoints
@@ -107,6 +108,7 @@ def fit(
             callbacks=[throughput, *_of_recipe(recipe), logs, *hints, checkpoints, *watches],
             verbose=0,
         )
+    say_what_was_fetched()
     metrics = {name: float(values[-1]) for name, values in history.history.items()}
     metrics.pop("images_per_second", None)  # of the last epoch; the run's own value is used instead
     if bad := [f"{name}={each}" for name, each in metrics.items() if not math.isfinite(each)]:

@@ -106,6 +106,8 @@ def _as_jpeg_or_png(blobs: Blobs, index: int) -> bytes:
             return data
         with PIL.Image.open(io.BytesIO(data)) as image:
             return _png(decoded(image, "L" if image.mode in ("1", "L", "LA") else "RGB"))
+    except UserError:
+        raise  # of a source that says itself what is wrong with its item
     except UNREADABLE as error:
         raise UserError(
             f"{blobs.name(index)} cannot be read ({cause(error)}); replace it or move it away"

@@ -15,16 +15,19 @@ answers: `class_name` and `probabilities`, for example. An image that cannot be 
 
 import argparse
 import base64
+import errno
 import json
+import os
 import pathlib
 import re
 import signal
+import socket
 import sys
 
-import tensorflow as tf
-
+# TensorFlow is imported in the worker alone. So a mistake is seen at once and not after 15 s.
 try:
     import litserve
+    from fastapi.exceptions import RequestValidationError
     from starlette.responses import JSONResponse
 except ModuleNotFoundError as error:
     if __name__ != "__main__":
@@ -35,6 +38,10 @@ except ModuleNotFoundError as error:
     )
 
 SIGNATURE = "predict_bytes"
+EXPECTED = (
+    'expected {"image_bytes": {"b64": "..."}} with a JPEG or PNG file in base64, as '
+    "application/json"
+)
 
 
 class Service(litserve.LitAPI):
@@ -47,6 +54,8 @@ class Service(litserve.LitAPI):
 
     def setup(self, device: str) -> None:
         """Loads the export, in the worker's own process."""
+        import tensorflow as tf
+
         for gpu in tf.config.list_physical_devices("GPU"):
             tf.config.experimental.set_memory_growth(gpu, True)
         self._loaded = tf.saved_model.load(self._folder)
@@ -96,12 +105,14 @@ def _file_of(request: dict) -> bytes | str:
     try:
         return base64.b64decode(request["image_bytes"]["b64"], validate=True)
     except (KeyError, TypeError, ValueError):
-        return 'expected {"image_bytes": {"b64": "..."}} with a JPEG or PNG file in base64'
+        return EXPECTED
 
 
 def _answers(answer, files: list[bytes]) -> list[dict | JSONResponse]:
     if not files:
         return []
+    import tensorflow as tf
+
     try:
         found = {
             name: each.numpy() for name, each in answer(image_bytes=tf.constant(files)).items()
@@ -125,8 +136,13 @@ def _refusal(why: str) -> JSONResponse:
     return JSONResponse({"error": why}, status_code=400)
 
 
-def _cause(error: tf.errors.OpError) -> str:
-    """Returns what TensorFlow says of the image, without places in the program and the graph."""
+async def _not_json(request, error) -> JSONResponse:
+    """Answers a request that has no JSON object."""
+    return _refusal(EXPECTED)
+
+
+def _cause(error) -> str:
+    """Returns what an OpError of TensorFlow says of the image, without places in the graph."""
     places = r"\{\{.*?\}\}|\[\[.*?\]\]|assertion failed:|: image\] \[0\]$"
     lines = re.sub(places, " ", error.message, flags=re.MULTILINE).splitlines()
     said = [each.strip(" \t[]") for each in lines if re.search("image|JPEG|PNG|decode", each)]
@@ -144,6 +160,23 @@ def _fault_of(folder: pathlib.Path) -> str | None:
     return None
 
 
+def _fault_of_address(host: str, port: int) -> str | None:
+    """Returns why the server cannot listen there; None if it can."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return (
+                f"--port={port}: another program listens on this port of {host}; end it, or give "
+                f"another port, such as --port={port + 1}"
+            )
+        return f"--host={host} --port={port}: the server cannot listen there ({error.strerror})"
+    except OverflowError:
+        return f"--port={port}: expected a number from 1 to 65535"
+    return None
+
+
 def serve(folder: pathlib.Path, *, host: str, port: int, most_rows: int, wait_s: float) -> None:
     """Serves an export until the process is stopped by a signal.
 
@@ -154,10 +187,20 @@ def serve(folder: pathlib.Path, *, host: str, port: int, most_rows: int, wait_s:
       most_rows: the most requests in one batch.
       wait_s: how long a request waits for others to join its batch.
     """
-    # LitServe 0.2.19 ends its workers after Ctrl-C, but SIGTERM would leave them, with the port.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    ours = os.getpid()
+
+    def end(*_):
+        # LitServe 0.2.19 ends its workers after Ctrl-C, but SIGTERM would leave them, with the
+        # port. In a forked process, the traceback of a KeyboardInterrupt would be in the log.
+        raise KeyboardInterrupt if os.getpid() == ours else SystemExit
+
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, end)
     service = Service(str(folder), max_batch_size=most_rows, batch_timeout=wait_s)
     server = litserve.LitServer(service, accelerator="auto", timeout=60)
+    # A form or a file, for example. FastAPI's own answer repeats the request, and fails if that is
+    # no text.
+    server.app.add_exception_handler(RequestValidationError, _not_json)
     server.run(
         host=host, port=port, num_api_servers=1, generate_client_file=False, log_level="warning"
     )
@@ -175,6 +218,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if fault := _fault_of(options.export):
         print(f"{options.export} {fault}", file=sys.stderr)
+        return 2
+    if fault := _fault_of_address(options.host, options.port):
+        print(fault, file=sys.stderr)
         return 2
     serve(
         options.export.absolute(),

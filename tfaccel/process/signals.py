@@ -6,6 +6,8 @@ request from another sender. Existing handlers are called too, and are restored 
 
     with StopSignals() as stop:      # after the strategy, which handles SIGTERM itself
         ... stop.requested           # None, or the signal's name
+        with at_once("no run begins"):
+            ...                      # a wait for a server, which the first signal ends
 
 For a program without steps, `exiting_on_sigterm` turns SIGTERM into SystemExit.
 
@@ -90,17 +92,25 @@ class StopSignals:
       requested: the name of the first signal that asked to stop; None if there was none.
     """
 
-    def __init__(self, what_comes: Callable[[], str] = _what_comes, *, speaks: bool = True):
+    def __init__(
+        self,
+        what_comes: Callable[[], str] = _what_comes,
+        *,
+        error: BaseException | None = None,
+        speaks: bool = True,
+    ):
         """Does not hear signals yet.
 
         Args:
           what_comes: returns what a signal at this moment will cause, in words. It is called in a
             thread other than the main one.
+          error: what `at_once` raises; None is SystemExit with 128 and the signal's number.
           speaks: whether to show the request to the user. If a terminal signals several workers
             together, only the chief shows it.
         """
         self.requested, self._since = None, 0.0
-        self._what_comes, self._speaks = what_comes, speaks
+        self._what_comes, self._error, self._speaks = what_comes, error, speaks
+        self._at_once = ""  # what a signal causes within `at_once`
         self._before, self._interrupts, self._is_echo = {}, False, False
 
     def __enter__(self) -> "StopSignals":
@@ -170,7 +180,7 @@ class StopSignals:
             logging.WARNING if self._speaks else logging.INFO,
             "signals: %s: %s; a second signal ends it at once",
             received.name,
-            self._what_comes(),
+            self._at_once or self._what_comes(),
         )
 
     def _call_users(self, number: int, frame) -> None:
@@ -178,6 +188,7 @@ class StopSignals:
 
         Raises:
           KeyboardInterrupt: a person at a prompt has pressed Ctrl-C twice.
+          BaseException: the error of this object, within `at_once`.
         """
         if self._interrupts:
             self._interrupts = False
@@ -185,3 +196,25 @@ class StopSignals:
         handler = self._before.get(number)
         if callable(handler) and handler is not signal.default_int_handler:
             handler(number, frame)
+        if self._at_once and not self._has_raised:
+            self._has_raised = True  # a launcher may repeat the signal while the error passes
+            raise self._error or SystemExit(128 + number)
+
+
+@contextlib.contextmanager
+def at_once(what_comes: str) -> Iterator[None]:
+    """Lets the first signal raise StopSignals's error within the context.
+
+    It is for a wait that could be long and has nothing to save. Without StopSignals, and beside the
+    main thread, it does nothing.
+
+    Args:
+      what_comes: what the signal causes, in words.
+    """
+    if not _installed or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    stop = _installed[-1]
+    stop._at_once, stop._has_raised = what_comes, False
+    yield
+    stop._at_once = ""  # after an error it stays, because the thread that speaks may be late

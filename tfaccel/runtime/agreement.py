@@ -90,7 +90,7 @@ def together(strategy: tf.distribute.Strategy, failure: str) -> Iterator[None]:
     error = None
     try:
         yield
-    except Exception as own:
+    except (Exception, SystemExit) as own:  # of a signal, too
         error = own
     if of_workers(np.array([error is not None]), strategy).any():
         if error is None:

@@ -43,7 +43,7 @@ def from_checkpoint(fit: Callable, model: keras.Model, config: StepConfig) -> Ca
                 if found.is_chief:  # no worker reads before this is done
                     stack.enter_context(held(found.store.folder))
                     found.store.remove_unfinished()
-            stop = StopSignals(found.effect_of_stop, speaks=found.is_chief)
+            stop = StopSignals(found.effect_of_stop, error=found.stopped(), speaks=found.is_chief)
             stack.enter_context(stop)
             beginning = found.begin(model, loader, others, stop, config)
             stack.callback(found.finish)

@@ -110,7 +110,8 @@ def test_wrong_files(files):
     with pytest.raises(UserError, match=r"d.array_record, record 1: its label is a number but"):
         opened(files)
     (files / "d.array_record").unlink()
-    with pytest.raises(UserError, match="there is no image_key='picture'; expected one of"):
+    words = r"there is no image_key='picture'; expected one of.* --config.data.image_key=image, "
+    with pytest.raises(UserError, match=words):
         opened(files, image_key="picture")
 
 

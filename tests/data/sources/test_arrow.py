@@ -161,6 +161,25 @@ def without_bytes():
     return table([0, 1], images=[{"bytes": None, "path": "a.png"}] * 2)
 
 
+@pytest.mark.parametrize(
+    ("made", "settings", "words"),
+    [
+        (without_bytes, {}, "2 rows with the path of an image .*by dataset.save_to_disk"),
+        (lambda: table([0, 1]), {"image_column": "photo"}, "has the columns"),
+        (lambda: table([0, 1]), {"label_column": "kind"}, "has the columns"),
+        (lambda: table([0, 1]), {"image_column": "label"}, "expected encoded images"),
+        (lambda: table([0, 2]), {}, "expected the number of a class"),
+        (lambda: table([0, -1]), {}, "row 1, 'label': the label is -1"),
+    ],
+)
+def test_messages_name_the_parquet_file_and_not_the_unpacked_one(tmp_path, made, settings, words):
+    parquet.write_table(made(), tmp_path / "mine.parquet")
+    with pytest.raises(UserError, match=words) as error:
+        sources.arrow(tmp_path / "mine.parquet", **settings)
+    assert str(tmp_path / "mine.parquet") in str(error.value)
+    assert ".parquet.arrow" not in str(error.value)
+
+
 WRONG = [
     (lambda: table([0, -1]), {}, r"row 1, 'label': the label is -1; .*kept secret in a test set"),
     (lambda: table([0, None]), {}, "row 1, 'label': the label is None; expected the number or the"),

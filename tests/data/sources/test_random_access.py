@@ -6,6 +6,7 @@ from encoded_images import epochs_of, png
 
 from tfaccel import UserError, sources
 from tfaccel.data.scan.files import scan_files
+from tfaccel.data.sources import pillow
 
 NUM = 9
 
@@ -39,7 +40,7 @@ def test_forms_of_items(form):
     assert source.labels.tolist() == [index % 2 for index in range(NUM)]
     assert source.class_names == (("cat", "dog") if form in ("names", "bytes") else ("0", "1"))
     assert [source.images.read(index) for index in range(NUM)] == list(map(png, range(NUM)))
-    assert source.images.name(3) == "/Mine[item 3]"
+    assert source.images.name(3) == "item 3 of Mine"
     assert source.taken(np.array([5])).images.read(0) == png(5)
 
 
@@ -47,7 +48,7 @@ def test_known_labels_are_not_looked_for():
     mine = Mine(FORMS["tuple"])
     source = sources.random_access(mine, labels=["b", "a"] * 4 + ["b"], class_names=("b", "a"))
     assert source.labels.tolist() == [0, 1] * 4 + [0]
-    assert mine.asked == 0
+    assert mine.asked == 1  # the first, whose form is checked
 
 
 def test_epochs_are_those_of_files(setup, tmp_path):
@@ -78,7 +79,7 @@ def test_wrong_objects():
         (iter([]), "has no length and items; expected an object with __len__ and __getitem__"),
         ([], "list has no items"),
         ([3], "item 0 of list is of type int; expected a mapping or a tuple"),
-        ([{"x": 1}], "item 0 of list has no 'label', only x; give the keys"),
+        ([{"x": 1}], "item 0 of list has no 'image', only x; give the keys"),
         ([(b"", 0), (b"", "a")], "some labels of list are numbers and others names"),
         ([(b"", 0.5)], "the label of item 0 of list is 0.5; expected a whole number or a name"),
     ):
@@ -86,9 +87,23 @@ def test_wrong_objects():
             sources.random_access(items)
     with pytest.raises(UserError, match="2 labels for 1 items; give one for each"):
         sources.random_access([(b"", 0)], labels=[0, 1])
-    source = sources.random_access([(np.zeros((3, 3, 3)), 0)])
     with pytest.raises(UserError, match=r"of type ndarray; .*use run.examples; TFDS gives bytes"):
-        source.images.read(0)
+        sources.random_access([(np.zeros((3, 3, 3)), 0)])
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_wrong_key_has_its_own_cure_alone(place):
+    good = {"image": png(0), "label": 0}
+    for wrong, words in (
+        ({"img": b"x", "label": 1}, "has no 'image', only img, label; give the keys as image="),
+        ({"image": np.zeros((2, 2)), "label": 1}, "use run.examples"),
+    ):
+        items = [good, good]
+        items[place] = wrong
+        with pytest.raises(UserError, match=words) as error:
+            pillow.header(sources.random_access(items, labels=[0, 1]).images, place)
+        assert "move it away" not in str(error.value)
+        assert str(error.value).count(f"item {place} of list") == 1
 
 
 def test_grain(tmp_path):

@@ -249,7 +249,8 @@ def wrong_shards(folder):
         "wrong key",
         good,
         key,
-        "record 0: there is no image_key='image/encode'; did you mean 'image/",
+        "record 0: there is no image_key='image/encode'; did you mean 'image/encoded' (set "
+        "--config.data.image_key=image/encoded, in a script image_key='image/encoded')",
     )
     key = {"label_key": "xyz"}
     yield "no such key", good, key, "expected one of: image/class/label, image/encoded"

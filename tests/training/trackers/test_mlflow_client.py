@@ -1,7 +1,9 @@
 """MLflow's own server code keeps what is sent: a file of SQLite in place of a server."""
 
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -9,7 +11,7 @@ import pytest
 
 from tfaccel.common.errors import RunError
 from tfaccel.training.callbacks.checkpoints import Stopped
-from tfaccel.training.trackers.mlflow import MLflow
+from tfaccel.training.trackers.mlflow import FIRST_CALL, MLflow
 from tfaccel.training.trackers.tracked import Tracked
 
 mlflow = pytest.importorskip("mlflow", reason="needs the extra mlflow")
@@ -100,6 +102,40 @@ def test_the_experiment_is_made_once_for_all(server, monkeypatch):
     assert {"prepared", "of the environment"} <= names
 
 
+@pytest.fixture
+def at(server):
+    """Sets another address for a test."""
+    before = mlflow.get_tracking_uri()
+    yield mlflow.set_tracking_uri
+    mlflow.set_tracking_uri(before)
+
+
+@pytest.mark.parametrize("call", ["begin", "prepare"])
+def test_a_server_that_cannot_be_reached_ends_the_run_soon(tmp_path, at, monkeypatch, call):
+    monkeypatch.setitem(FIRST_CALL, "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")  # the user's own, which stays
+    calls = {
+        "begin": lambda: tracked_in(tmp_path, "away").begin({}, continues=False),
+        "prepare": MLflow(project="away").prepare,
+    }
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        at(f"http://me:secret@127.0.0.1:{silent.getsockname()[1]}")
+        before = dict(os.environ)
+        with pytest.raises(RunError, match=r"cannot be reached .*timed out") as raised:
+            calls[call]()
+    assert "secret" not in str(raised.value)
+    assert "your login" not in str(raised.value)
+    assert dict(os.environ) == before
+
+
+def test_the_whole_sentence_of_mlflow_is_shown(tmp_path, at):
+    at(f"file:{tmp_path}/runs")
+    words = r"MLFLOW_ALLOW_FILE_STORE=true.* is MLFLOW_TRACKING_URI"
+    with pytest.raises(RunError, match=words) as raised:
+        tracked_in(tmp_path, "local").begin({}, continues=False)
+    assert "login" not in str(raised.value)
+
+
 def test_a_run_that_the_script_began_stays_open(tmp_path, server):
     with mlflow.start_run() as theirs:
         with tracked_in(tmp_path, "theirs") as tracked:
@@ -115,7 +151,7 @@ def test_the_next_run_marks_one_that_was_killed(tmp_path, server):
     uri = mlflow.get_tracking_uri()
     program = f"""
 import mlflow, os, pathlib, signal
-from tfaccel.training.trackers.mlflow import MLflow
+from tfaccel.training.trackers.mlflow import FIRST_CALL, MLflow
 mlflow.set_tracking_uri({uri!r})
 folder = pathlib.Path({str(tmp_path)!r})
 print(MLflow(project="killed").begin(None, name="a", config={{}}, folder=folder), flush=True)

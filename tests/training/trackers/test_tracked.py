@@ -3,13 +3,17 @@
 import contextlib
 import importlib.util
 import json
+import os
+import signal
 import threading
+import time
 
 import pytest
 from fake_tracker import FakeTracker
 
 from tfaccel.common.errors import RunError, UserError
 from tfaccel.process import leave
+from tfaccel.process.signals import StopSignals
 from tfaccel.training.callbacks.checkpoints import Stopped
 from tfaccel.training.trackers import check_installed, flat
 from tfaccel.training.trackers.tracked import FILE, Tracked, outcome_of
@@ -121,6 +125,19 @@ def test_a_tracker_that_cannot_begin_ends_the_run_with_the_cure(tmp_path):
     words = r"Fake cannot go on with its run 7 .* remove .*trackers.json to begin a new one"
     with pytest.raises(RunError, match=words), Tracked([tracker], tmp_path, name="a") as tracked:
         tracked.begin({}, continues=True)
+
+
+def test_a_signal_ends_the_wait_for_a_tracker(tmp_path):
+    def begin(*_, **__):
+        threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGTERM]).start()
+        time.sleep(300)
+
+    tracker, ended = FakeTracker(), []
+    tracker.begin, tracker.end = begin, ended.append
+    stop = StopSignals(error=Stopped(143))
+    with pytest.raises(Stopped), Tracked([tracker], tmp_path, name="a") as tracked, stop:
+        tracked.begin({}, continues=False)
+    assert ended == ["stopped"]
 
 
 def test_a_failure_after_training_is_a_warning(tmp_path, caplog):

@@ -10,7 +10,7 @@ The images stay where they are: an encoded image is a range of bytes in an Arrow
 import functools
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import BinaryIO
 
 import numpy as np
@@ -75,11 +75,12 @@ def arrow(
     tables = find_tables(pattern)
     columns = _columns(tables, image_column, label_column, target_column)
     several = task != "classes" and target_column is None
+    shown = dict(zip(tables.files, tables.names, strict=True))
     found = examples(
         tables.files,
         key=f"arrow {columns}" + (" lists" if several else ""),
         index_dir=index_dir,
-        rows=functools.partial(_rows, columns=columns, lists=several),
+        rows=functools.partial(_rows, columns=columns, lists=several, names=shown),
     )
     if found.labels is None:
         return ImageSource(found.images, None, targets=found.targets)
@@ -89,7 +90,11 @@ def arrow(
     class_names = tuple(names) if class_names is None and names else class_names
     if several:
         return several_labels.source_of(found, task=task, name=name, class_names=class_names)
-    name_of = found.images.name
+
+    def name_of(index: int) -> str:
+        file = found.images.files[found.images.file_of[index]]
+        return found.images.name(index).replace(file, shown.get(file, file), 1)
+
     if found.labels.dtype.kind == "S":
         texts = np.char.decode(found.labels, "utf-8").tolist()
         labels, class_names = named(texts, name_of=name_of, class_names=class_names)
@@ -120,34 +125,40 @@ def _columns(
         if part in columns and columns[part] not in of_images:
             type_ = tables.types[columns[part]]
             raise UserError(
-                f"{part}_column='{columns[part]}' of {tables.files[0]} has values of type {type_}; "
+                f"{part}_column='{columns[part]}' of {tables.names[0]} has values of type {type_}; "
                 "expected encoded images: binary, or Hugging Face's Image"
             )
     return columns
 
 
 def _rows(
-    file: BinaryIO, keeper: Keeper, columns: dict[str, str], *, lists: bool
+    file: BinaryIO,
+    keeper: Keeper,
+    columns: dict[str, str],
+    *,
+    lists: bool,
+    names: Mapping[str, str],
 ) -> Iterator[dict]:
     """Yields the place of each row's image, and its label or the place of its target."""
     size, number = os.fstat(file.fileno()).st_size, 0
+    shown = names.get(file.name, file.name)
     for batch, base in batches(file.name):
         cells = {}
         for part in columns.keys() & {"image", "target"}:
-            what = f"column '{columns[part]}' of {file.name}"
+            what = f"column '{columns[part]}' of {shown}"
             found = ranges(batch.column(columns[part]), base, size, what=what)
             cells[f"{part}_offset"], cells[f"{part}_size"] = (each.tolist() for each in found)
         if "label" in columns:
             values = batch.column(columns["label"]).to_pylist()
             cells["label"] = [
-                _label(value, lists, f"{file.name}, row {number + index}, '{columns['label']}'")
+                _label(value, lists, f"{shown}, row {number + index}, '{columns['label']}'")
                 for index, value in enumerate(values)
             ]
         for row in zip(*cells.values(), strict=True):
             yield dict(zip(cells, row, strict=True))
         number += batch.num_rows
     if not number:
-        raise UserError(f"{file.name} has no rows; write it again, or leave it out")
+        raise UserError(f"{shown} has no rows; write it again, or leave it out")
 
 
 def _label(value: object, lists: bool, where: str) -> int | bytes:

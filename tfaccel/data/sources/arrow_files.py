@@ -45,12 +45,14 @@ class Tables:
 
     Attributes:
       files: paths of Arrow files, in the order of the rows.
+      names: the user's own paths of them, for messages: a Parquet file is unpacked elsewhere.
       features: what Hugging Face's library notes of each column, such as {"_type": "Image"}; empty
         if other programs wrote the files.
       types: the Arrow type of each column, by name.
     """
 
     files: tuple[str, ...]
+    names: tuple[str, ...]
     features: Mapping[str, dict]
     types: Mapping[str, object]
 
@@ -86,6 +88,7 @@ def find_tables(pattern: Pattern) -> Tables:
             )
     return Tables(
         files,
+        tuple(shards),
         _features(schemas[0].metadata or {}),
         dict(zip(schemas[0].names, schemas[0].types, strict=True)),
     )
@@ -160,7 +163,8 @@ def ranges(column, base: int, file_size: int, *, what: str) -> tuple[np.ndarray,
     if column.null_count:
         raise UserError(
             f"{what} has {counted(column.null_count, 'row')} with the path of an image and not its "
-            "bytes; save the dataset again by save_to_disk, which embeds the files"
+            "bytes; save the dataset by dataset.save_to_disk(FOLDER) of Hugging Face's datasets, "
+            "which embeds the files, as to_parquet() does not"
         )
     width = np.int64 if pa.types.is_large_binary(column.type) else np.int32
     _, offsets, data = column.buffers()
@@ -295,11 +299,11 @@ def chosen(
     there = ", ".join(tables.types)
     if asked is not None:
         if asked not in tables.types:
-            raise UserError(f"{argument}={asked!r}; {tables.files[0]} has the columns {there}")
+            raise UserError(f"{argument}={asked!r}; {tables.names[0]} has the columns {there}")
         return asked
     if len(fits) != 1:
         found = f"several columns with {kind}: {', '.join(fits)}" if fits else f"no {kind}"
         raise UserError(
-            f"{tables.files[0]} has {found}; give {argument}, one of its columns {there}"
+            f"{tables.names[0]} has {found}; give {argument}, one of its columns {there}"
         )
     return fits[0]

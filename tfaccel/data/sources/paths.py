@@ -8,6 +8,7 @@ import pathlib
 
 from tfaccel.common.errors import did_you_mean
 from tfaccel.common.local_path import local_path
+from tfaccel.data.stores.urls import check_spelled
 
 MOST_NAMES = 1000  # names that are compared with the path: a folder may hold millions
 
@@ -18,6 +19,7 @@ def absolute(path: str | os.PathLike) -> pathlib.Path:
     Raises:
       UserError: the text is not a path, is a URL, or is a path that no file can have.
     """
+    check_spelled(path)
     return local_path(path).absolute()
 
 

@@ -249,6 +249,8 @@ def header(blobs: Blobs, index: int) -> PIL.Image.Image:
     try:
         with blobs.opened(index) as file, PIL.Image.open(file) as image:
             return image
+    except UserError:
+        raise  # of a source that says itself what is wrong with its item
     except UNREADABLE as error:
         if form := _form_in_words(blobs, index):
             raise UserError(

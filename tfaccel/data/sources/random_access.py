@@ -56,6 +56,7 @@ def random_access(
     if len(items) == 0:
         raise UserError(f"{type(items).__name__} has no items; expected at least one")
     reader = Items(items, image, label)
+    reader.read(0, 0, 0)  # a wrong key, or an array, is said at once
     if labels is None:
         summary("data: reading the %d items of %s for their labels", len(items), reader.title)
         labels = reader.labels()

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from tfaccel.common.disk_errors import not_written
+from tfaccel.common.disk_errors import mib, not_written
 from tfaccel.common.errors import RunError, UserError
 from tfaccel.common.run_log import summary
+from tfaccel.common.tables import counted
 from tfaccel.data.file_names import FileNames
 from tfaccel.data.sources.clutter import is_clutter
 from tfaccel.data.stores.files import DEFAULT_CACHE_GIB, StoreFiles, open_cache
@@ -190,7 +191,15 @@ def fetched_list(url: str) -> pathlib.Path:
 
 def _files(store: Store, entries: Iterable[Entry], *, cache_gib: float, **settings) -> StoreFiles:
     names = FileNames.of([each.url for each in entries])
-    return StoreFiles(store, names, entries, cache=open_cache(cache_gib), **settings)
+    files = StoreFiles(store, names, entries, cache=open_cache(cache_gib), **settings)
+    size = sum(max(0, each.size) for each in entries)  # nobody says the sizes on some web servers
+    if size > cache_gib * 2**30 and not settings.get("are_shards"):
+        summary(
+            "data: %s with %s do not all fit into the cache of %g GiB, so a part of them is "
+            "fetched in each epoch; raise data.store_cache_gib if the disk has room",
+            *(counted(len(files), "file"), mib(size), cache_gib),
+        )
+    return files
 
 
 def _below(url: str, root: str) -> str:

@@ -188,7 +188,14 @@ def _row(data, found, keys, *, lists: bool) -> dict:
     for column, key in keys.items():
         if key.encode() not in found:
             there = [each.decode(errors="replace") for each in found]
-            raise FeatureError(f"there is no {column}_key='{key}'{did_you_mean(key, there)}")
+            hint = did_you_mean(key, there).removesuffix("?")
+            near = hint.split("'")[1] if hint.endswith("'") else "NAME"
+            name = column if column in there else near
+            flag = f"--config.data.{column}_key={name}, in a script "
+            flag = "" if column == "target" else flag  # no config has pairs of records
+            raise FeatureError(
+                f"there is no {column}_key='{key}'{hint} (set {flag}{column}_key='{name}')"
+            )
         place = found[key.encode()]
         try:
             if lists and column == "label":

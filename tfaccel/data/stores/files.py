@@ -8,8 +8,10 @@ Units of the cache are whole files; of shards that do not all fit into the cache
 examples, ranges of bytes.
 """
 
+import functools
 import hashlib
 import os
+import pathlib
 import queue
 import threading
 import weakref
@@ -20,7 +22,10 @@ from typing import BinaryIO
 import numpy as np
 
 from tfaccel.common.checks import check_number
+from tfaccel.common.disk_errors import mib
 from tfaccel.common.errors import RunError, UserError
+from tfaccel.common.run_log import summary
+from tfaccel.common.tables import counted
 from tfaccel.data.file_names import FileNames
 from tfaccel.data.stores.cache import BoundedCache, NoRoomError
 from tfaccel.data.stores.store import UNKNOWN, Entry, Store
@@ -36,6 +41,9 @@ AHEAD_SHARE = 0.25  # of the cache, for files that are fetched before they are r
 Unit = tuple[int, int | None, int | None]
 
 
+_counting, _fetched = threading.Lock(), [0, 0]  # by this process: units and bytes
+
+
 def open_cache(cache_gib: float) -> BoundedCache:
     """Returns the cache of all stores on this host.
 
@@ -44,6 +52,29 @@ def open_cache(cache_gib: float) -> BoundedCache:
     """
     check_number("cache_gib", cache_gib, above=0)
     return BoundedCache(cache_folder("stores"), int(cache_gib * 2**30))
+
+
+@functools.cache
+def _say_once(folder: pathlib.Path, most_bytes: int) -> None:
+    summary(
+        "data: files of the store are fetched into %s, which takes at most %.3g GiB "
+        "(data.store_cache_gib)",
+        *(folder, most_bytes / 2**30),
+    )
+
+
+def say_what_was_fetched() -> None:
+    """Says how much this process has fetched from stores, if it has fetched anything."""
+    with _counting:
+        number, size = _fetched
+    if number:
+        summary("data: %s fetched from the store, %s", counted(number, "file"), mib(size))
+
+
+def _count(size: int) -> None:
+    with _counting:
+        _fetched[0] += 1
+        _fetched[1] += size
 
 
 class StoreFiles:
@@ -81,7 +112,11 @@ class StoreFiles:
             self._sizes[number], self._versions[number] = each.size, each.version
         self._asked = self._versions != 0  # of which files the version is known
         self.fit = bool((self._sizes != UNKNOWN).all() and self._sizes.sum() <= cache.most_bytes)
-        self._lock, self._waiting, self._waiting_bytes = threading.Lock(), set(), 0
+        self._lock = threading.Lock()  # of the next four
+        self._later: dict[Unit, None] = {}  # to be fetched when there is room, in this order
+        self._unread: dict[Unit, int] = {}  # fetched ahead, or in the queue: their bytes
+        self._unread_bytes = 0
+        self._typical = int(AHEAD_SHARE * cache.most_bytes / NUM_FETCHERS)  # of an unknown size
         self._recent = -2
         self._queue, self._num_threads = queue.SimpleQueue(), 0
 
@@ -126,7 +161,11 @@ class StoreFiles:
         if offset is None and follows and not self._is_there(number):
             after = range(number + 1, min(number + 1 + NEXT_FILES, len(self)))
             self.ahead([(each, None, None) for each in after])
-        return self._opened((number, offset, size), ahead=False)
+        unit = number, offset, size
+        try:
+            return self._opened(unit, ahead=False)
+        finally:
+            self._is_read(unit)
 
     def read(self, number: int, offset: int | None = None, size: int | None = None) -> bytes:
         """Returns the bytes of a file, or of a range in it; errors as in `open`.
@@ -149,22 +188,45 @@ class StoreFiles:
     def ahead(self, units: Iterable[Unit]) -> None:
         """Begins to fetch units that are not there, in other threads, and returns at once.
 
-        A unit that cannot be fetched is left out. Reading it reports the error.
+        Units that are fetched and not yet read take at most AHEAD_SHARE of the cache: if there were
+        more, they would give way before they are read. The others follow when these are read. A
+        unit that cannot be fetched is left out. Reading it reports the error.
         """
-        for unit in units:
-            number, _, size = unit
-            size = max(0, int(self._sizes[number])) if size is None else size
-            with self._lock:
-                room = self._waiting_bytes + size <= AHEAD_SHARE * self._cache.most_bytes
-                if unit in self._waiting or not room:
-                    continue
-                if self._asked[number] and self._cache.has(self._name(unit)):
-                    continue
-                self._waiting.add(unit)
-                self._waiting_bytes += size
-                self._queue.put((unit, size))
+        with self._lock:
+            for unit in units:
+                if unit not in self._unread:
+                    self._later[unit] = None
+            self._fetch_some()
+
+    def _fetch_some(self) -> None:
+        """Begins to fetch units as far as there is room. The caller holds the lock."""
+        most = AHEAD_SHARE * self._cache.most_bytes
+        while self._later:
+            unit = next(iter(self._later))
+            size = self._size_of(unit)
+            there = self._asked[unit[0]] and self._cache.has(self._name(unit))
+            if not there and size <= most:
+                if self._unread_bytes + size > most:
+                    return
+                self._unread[unit] = size
+                self._unread_bytes += size
+                self._queue.put(unit)
                 if self._num_threads < NUM_FETCHERS:
                     self._start_thread()
+            del self._later[unit]
+
+    def _size_of(self, unit: Unit) -> int:
+        """Returns the bytes of a unit; if they are unknown, those of the last that was fetched."""
+        number, _, size = unit
+        size = int(self._sizes[number]) if size is None else size
+        return self._typical if size == UNKNOWN else size
+
+    def _is_read(self, unit: Unit) -> None:
+        with self._lock:
+            self._later.pop(unit, None)
+            self._unread_bytes -= self._unread.pop(unit, 0)
+            if self._later:
+                self._fetch_some()
 
     def _start_thread(self) -> None:
         self._num_threads += 1
@@ -174,29 +236,33 @@ class StoreFiles:
         # A daemon: Python's end does not wait for what nobody will read.
         threading.Thread(target=_fetch_all, args=arguments, daemon=True).start()
 
-    def _fetch_ahead(self, unit: Unit, size: int) -> None:
+    def _fetch_ahead(self, unit: Unit) -> None:
+        if unit not in self._unread:
+            return  # somebody could not wait, and has read it
         try:
-            self._opened(unit, ahead=True).close()
+            with self._opened(unit, ahead=True) as file:
+                self._typical = os.fstat(file.fileno()).st_size
         except (NoRoomError, OSError, UserError, RunError):
-            pass  # reading it reports the error
-        finally:
-            with self._lock:
-                self._waiting.discard(unit)
-                self._waiting_bytes -= size
+            self._is_read(unit)  # reading it reports the error
 
     def _opened(self, unit: Unit, *, ahead: bool) -> BinaryIO:
         number, offset, size = unit
         url = self.names[number]
 
         def fetch(path):
+            if ahead and unit not in self._unread:
+                raise NoRoomError  # it was read meanwhile, and has perhaps given way
+            _say_once(self._cache.folder, self._cache.most_bytes)
             if offset is None:
                 self._store.fetch(url, path)
+                _count(os.path.getsize(path))
                 return
             data = self._store.fetch_range(url, offset, offset + size)
             if len(data) < size:
                 raise RunError(f"{url} ends at byte {offset + len(data)}, so it has changed")
             with open(path, "wb") as file:
                 file.write(data)
+            _count(size)
 
         known = self._known(number)[0]
         settings = {"what": url, "ahead": ahead, "lasts": offset is None and self._are_shards}
@@ -231,7 +297,7 @@ def _fetch_all(files: weakref.ref, waiting: queue.SimpleQueue) -> None:
     while (each := waiting.get()) is not None:
         if (alive := files()) is None:
             return
-        alive._fetch_ahead(*each)
+        alive._fetch_ahead(each)
         del alive
 
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from tfaccel.common.errors import RunError, UserError
 from tfaccel.common.extras import how_to_add, is_installed
 from tfaccel.common.redact import shown
-from tfaccel.data.stores.urls import scheme
+from tfaccel.data.stores.urls import check_spelled, scheme
 
 log = logging.getLogger("tfaccel")
 
@@ -67,12 +67,14 @@ class Store:
         """Opens the store of a URL. Nothing is asked of it yet.
 
         Raises:
-          UserError: the library for such URLs is not installed, or there is none.
+          UserError: the library for such URLs is not installed, there is none, or the scheme has
+            capital letters.
         """
         if not is_installed("fsspec"):
             raise UserError(f"{url} needs fsspec; add the extra: {how_to_add('remote')}")
         import fsspec
 
+        check_spelled(url)
         self._scheme = scheme(url)
         if "::" in url:
             raise UserError(f"{url} is a chain of URLs; give the URL of the files alone")

@@ -4,10 +4,14 @@ is_url("s3://bucket/photos")                # True
 below("s3://bucket/photos", "training")     # "s3://bucket/photos/training"
 """
 
+import os
 import re
 
 from tfaccel.common.errors import UserError
+from tfaccel.common.redact import shown
 
+_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
+_WITH_ONE_SLASH = ("dbfs", "file")  # which local_path refuses
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
 
@@ -15,6 +19,27 @@ def is_url(place: object) -> bool:
     """Returns whether a place is the URL of a store, as text. "file://" is none."""
     found = _SCHEME.match(place) if isinstance(place, str) else None
     return found is not None and found[1].lower() != "file"
+
+
+def check_spelled(place: object, name: str = "") -> None:
+    """Checks that a text such as "s3:/bucket" or "S3://bucket" is not meant as a URL.
+
+    Args:
+      place: a path, a URL, or anything else.
+      name: of the argument, for the message: "data.root".
+
+    Raises:
+      UserError: it seems to be a misspelled URL.
+    """
+    if not isinstance(place, str):
+        return
+    found = _ONE_SLASH.match(place) or _SCHEME.match(place)
+    if found is None or found[1].lower() in _WITH_ONE_SLASH or os.path.exists(place):
+        return
+    meant = f"{found[1].lower()}://{place[found.end() :]}"
+    if meant != place:
+        said = f"{name}={shown(place)!r}" if name else repr(shown(place))
+        raise UserError(f"{said}; did you mean {shown(meant)!r}?")
 
 
 def below(url: str, path: str) -> str:

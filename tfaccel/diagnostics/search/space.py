@@ -12,7 +12,6 @@ It may also define `sampler` and `pruner`, objects of Optuna.
 import dataclasses
 import pathlib
 import runpy
-import traceback
 from collections.abc import Callable
 
 import ml_collections
@@ -20,6 +19,7 @@ import optuna
 
 from tfaccel.common.errors import UserError
 from tfaccel.config import Config, parse
+from tfaccel.config.file_errors import in_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Space:
         except (UserError, optuna.TrialPruned):
             raise
         except Exception as error:  # any error in the user's file
-            raise SpaceError(_where(error, self.path)) from error
+            raise SpaceError(in_file(error, str(self.path))) from error
         return parse(config)
 
 
@@ -69,7 +69,7 @@ def read(path: pathlib.Path) -> Space:
     try:
         said = runpy.run_path(str(path))
     except (Exception, SystemExit) as error:  # any error in the user's file
-        raise UserError(_where(error, path)) from error
+        raise UserError(in_file(error, str(path))) from error
     if not callable(said.get("suggest")):
         raise UserError(f"{path}: there is no suggest(trial, config); add one that sets fields")
     # The sampler knows which trials run beside it, and need not suggest what they try.
@@ -89,13 +89,3 @@ def read(path: pathlib.Path) -> Space:
 
 def _example(name: str):
     return optuna.samplers.TPESampler() if name == "sampler" else optuna.pruners.MedianPruner()
-
-
-def _where(error: BaseException, path: pathlib.Path) -> str:
-    lines = [
-        each.lineno
-        for each in traceback.extract_tb(error.__traceback__)
-        if each.filename == str(path)
-    ]
-    line = f", line {lines[-1]}" if lines else ""
-    return f"{path}{line}: {type(error).__name__}: {error}"

@@ -266,7 +266,11 @@ class Checkpoints(keras.callbacks.Callback):
             self._how_it_continues(tested=tested),
         )
         progress.beat("end")
-        raise Stopped(self._config.exit_code)
+        raise self.stopped()
+
+    def stopped(self) -> Stopped:
+        """Returns the error that ends a `fit` which a signal asked to stop."""
+        return Stopped(self._config.exit_code)
 
     def _how_it_continues(self, *, tested: bool) -> str:
         epochs, steps = divmod(self._loader.position, self._loader.num_batches)

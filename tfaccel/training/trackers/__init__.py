@@ -23,8 +23,10 @@ from collections.abc import Sequence
 
 from tfaccel.common.errors import UserError
 from tfaccel.common.extras import how_to_add, is_installed
+from tfaccel.common.redact import shown
 from tfaccel.training.logs import Record
 
+LONGEST = 1000  # characters of a library's message
 OUTCOMES = ("finished", "failed", "stopped")  # of a run; "stopped" by a signal
 
 
@@ -62,6 +64,7 @@ class Tracker:
 
         Raises:
           UserError: you have not logged in.
+          RunError: the tracker cannot be reached.
         """
 
     def log(self, record: Record) -> None:
@@ -87,3 +90,9 @@ def flat(config: dict, prefix: str = "") -> dict[str, object]:
 def metrics_of(record: Record) -> dict[str, float]:
     """Returns the numbers of a record that trackers show."""
     return {name: each for name, each in record.items() if name not in ("step", "eta_s")}
+
+
+def in_a_line(error: Exception) -> str:
+    """Returns a library's message. Sentences of 700 characters are whole: they have the cure."""
+    words = " ".join(f"{type(error).__name__}: {error}".split())
+    return shown(words if len(words) <= LONGEST else f"{words[:LONGEST]} ...")

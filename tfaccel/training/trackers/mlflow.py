@@ -1,29 +1,42 @@
 """MLflow: a run's params, metrics and artefacts.
 
-It takes the server from MLFLOW_TRACKING_URI, else MLflow's own default, a file in the current
-folder. `mlflow ui` shows it.
+It takes the server from MLFLOW_TRACKING_URI, else MLflow's own default, the file `mlflow.db` in the
+current folder. `mlflow ui` shows it.
 
     tracker = MLflow(project=None)
 
 If your script has begun a run itself (`with mlflow.start_run():`), that run is used and stays open.
 """
 
+import contextlib
 import logging
 import os
 import pathlib
 import time
+import urllib.parse
+from collections.abc import Iterator
 
 import psutil
 
+from tfaccel.common.errors import RunError
+from tfaccel.common.redact import shown
 from tfaccel.common.version import __version__
 from tfaccel.training.logs import Record
-from tfaccel.training.trackers import Tracker, flat, metrics_of
+from tfaccel.training.trackers import Tracker, flat, in_a_line, metrics_of
 
 log = logging.getLogger("tfaccel")
 
 PROCESS = "tfaccel.process"  # a tag
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 PARAMS_AT_ONCE = 100  # servers refuse more
+# MLflow's own limits are for a server that was reached before: it tries a wrong address for 275 s.
+# With these, one that never answers is given up after 15 s, and one that refuses after 3 s.
+FIRST_CALL = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "4",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+}
+LOCAL = ("", "file", "sqlite")  # schemes of addresses without a server
 
 
 class MLflow(Tracker):
@@ -41,9 +54,13 @@ class MLflow(Tracker):
         """Makes the experiment and, for a local file, the tables of the data base.
 
         Two processes that made them at the same time would disturb each other.
+
+        Raises:
+          RunError: MLflow refuses the address, or its server cannot be reached.
         """
         import mlflow
 
+        _reach()
         if name := self._project or os.environ.get("MLFLOW_EXPERIMENT_NAME"):
             mlflow.set_experiment(name)
         else:
@@ -52,9 +69,14 @@ class MLflow(Tracker):
     def begin(
         self, before: str | None, *, name: str, config: dict, folder: pathlib.Path
     ) -> str | None:
-        """Begins a run or goes on with one, and logs the settings as params."""
+        """Begins a run or goes on with one, and logs the settings as params.
+
+        Raises:
+          RunError: MLflow refuses the address, or its server cannot be reached.
+        """
         import mlflow
 
+        _reach()
         active = mlflow.active_run()
         self._is_own = active is None
         if active is None:
@@ -117,6 +139,60 @@ class MLflow(Tracker):
             mlflow.end_run(STATUS[outcome])
         else:
             self._client.set_terminated(self._id, STATUS[outcome])
+
+
+def _reach() -> None:
+    """Calls the server once, so that a wrong address ends the run soon.
+
+    Raises:
+      RunError: MLflow refuses the address, or its server cannot be reached.
+    """
+    import mlflow
+
+    address = mlflow.get_tracking_uri()
+    try:
+        with _with_environment(FIRST_CALL):
+            mlflow.MlflowClient().search_experiments(max_results=1)
+    except Exception as error:
+        words, named = in_a_line(error), shown(address)
+        if urllib.parse.urlsplit(address).scheme in LOCAL:
+            raise RunError(
+                f"MLflow cannot use {named}: {words} (the address is MLFLOW_TRACKING_URI)"
+            ) from error
+        if _is_unreachable(error):
+            raise RunError(
+                f"MLflow's server at {named} cannot be reached ({words}); correct "
+                "MLFLOW_TRACKING_URI, start the server, or leave mlflow out of the trackers. For a "
+                "server that starts slowly, set MLFLOW_HTTP_REQUEST_TIMEOUT=60 (seconds)"
+            ) from error
+        log.info("trackers: MLflow's first call failed, which may pass (%s)", words)
+
+
+@contextlib.contextmanager
+def _with_environment(values: dict[str, str]) -> Iterator[None]:
+    """Sets variables that the user has not set, and removes them at the end."""
+    added = {name: each for name, each in values.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+def _is_unreachable(error: BaseException | None) -> bool:
+    """Returns whether no answer came: no connection, no such host, or a timeout.
+
+    A server that answers "too many requests" can be reached. MLflow waits for it.
+    """
+    from requests.exceptions import ConnectionError as NoConnection
+    from requests.exceptions import Timeout
+
+    while error is not None:
+        if isinstance(error, NoConnection | Timeout):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _this_process() -> str:

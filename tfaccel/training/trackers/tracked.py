@@ -27,16 +27,17 @@ from tfaccel.common.own_files import replace
 from tfaccel.common.redact import redacted
 from tfaccel.common.regular_file import read_regular
 from tfaccel.common.run_log import summary
-from tfaccel.process import leave, waits
+from tfaccel.process import leave, signals, waits
 from tfaccel.training.callbacks.checkpoints import Stopped
 from tfaccel.training.logs import Record, Writer
-from tfaccel.training.trackers import Tracker
+from tfaccel.training.trackers import Tracker, in_a_line
 from tfaccel.training.trackers.mlflow import MLflow
 from tfaccel.training.trackers.wandb import WandB
 
 log = logging.getLogger("tfaccel")
 
 FILE = "trackers.json"
+NOTHING_LOST = "this process stops now; it has trained no step that is not saved"
 KINDS = {each.key: each for each in (MLflow, WandB)}
 
 
@@ -77,6 +78,7 @@ class Tracked(Writer):
 
         Raises:
           UserError: you have not logged in to a tracker.
+          Stopped: a signal asked to stop meanwhile.
           RunError: a tracker cannot be reached, or does not know the run.
         """
         if not self._trackers:
@@ -88,7 +90,7 @@ class Tracked(Writer):
             settings = {"name": self._name, "config": redacted(config), "folder": self._folder}
             self._begun.append(each)  # first, because it may fail when it has begun
             try:
-                with waits.on(f"beginning a run of {each.name}"):
+                with waits.on(f"beginning a run of {each.name}"), signals.at_once(NOTHING_LOST):
                     run = each.begin(before, **settings)
             except (UserError, RunError):
                 raise
@@ -96,7 +98,7 @@ class Tracked(Writer):
                 which = f"go on with its run {before}" if before else "begin a run"
                 cure = f", remove {self._folder / FILE} to begin a new one" if before else ""
                 raise RunError(
-                    f"{each.name} cannot {which} ({_in_a_line(error)}); check its address and your "
+                    f"{each.name} cannot {which} ({in_a_line(error)}); check its address and your "
                     f"login{cure}, or leave {each.key} out of the trackers"
                 ) from error
             if run:
@@ -189,7 +191,7 @@ class _Post:
                     log.warning(
                         "trackers: %s did not take a record (%s); training continues, and it is "
                         "sent again with the next one",
-                        *(self.tracker.name, _in_a_line(error)),
+                        *(self.tracker.name, in_a_line(error)),
                     )
                 self._has_failed = True
                 return
@@ -232,8 +234,4 @@ def _say(what: str, call: Callable, argument) -> None:
         with waits.on(what):
             call(argument)
     except Exception as error:
-        log.warning("trackers: %s failed (%s); the run continues", what, _in_a_line(error))
-
-
-def _in_a_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        log.warning("trackers: %s failed (%s); the run continues", what, in_a_line(error))
