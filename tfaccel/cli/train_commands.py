@@ -398,6 +398,7 @@ def predict(values: flags.FlagValues, paths: list[str]) -> int:
         num_errors = predict_many(folder, paths, output, top=values.top, **how)
         show(output)
         return int(num_errors > 0)
+    _check_prints_choice(values, folder)
     start_tensorflow()
     from tfaccel.export.predict import Predictor
 
@@ -464,6 +465,24 @@ def _output_of(values: flags.FlagValues) -> pathlib.Path | None:
     if _is_of_rows(output):
         form_of(output)  # or a UserError
     return output
+
+
+def _check_prints_choice(values: flags.FlagValues, folder: pathlib.Path) -> None:
+    """Raises UserError for flags that would change nothing in the printed answers."""
+    from tfaccel.export import card
+
+    task = card.read(folder).get("task") or "classes"  # which older exports do not say
+    if values["threshold"].present and task != "multilabel":
+        raise UserError(
+            f"--threshold={values.threshold}, but {folder} gives "
+            f"{'numbers' if task == 'regression' else 'one class'} for an image, and --threshold "
+            "chooses among several classes; remove --threshold"
+        )
+    if values["top"].present and task != "classes":
+        what, use = "numbers, which are all printed", ""
+        if task == "multilabel":
+            what, use = "several classes, which --threshold chooses", ", or use --threshold"
+        raise UserError(f"--top={values.top}, but {folder} gives {what}; remove --top{use}")
 
 
 def _check_choice_of_classes(values: flags.FlagValues, folder: pathlib.Path) -> None:

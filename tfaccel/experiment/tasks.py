@@ -114,6 +114,42 @@ def check_model(model: keras.Model, task: Task) -> None:
         )
 
 
+def check_names(data: ImageData, model: ModelConfig) -> None:
+    """Raises UserError unless each class of masks has a name, or none has.
+
+    A run without a name for some outputs would train classes that the masks do not have. Only a run
+    that trains is refused, so that one of an earlier version can still be evaluated.
+    """
+    names, outputs = data.found.target_names, model.num_outputs
+    if data.images.targets == "mask" and names and outputs is not None and len(names) < outputs:
+        shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        raise UserError(
+            f"data.classes names {len(names)} classes of the masks ({shown}), but "
+            f"model.num_outputs={outputs}; set --config.model.num_outputs={len(names)} if these "
+            f"are all classes, or name all {outputs} in data.classes"
+        )
+
+
+def tell_moved(data: ImageData) -> None:
+    """Shows a line if numbers are learned from images that are flipped, cut or moved at random.
+
+    Nothing changes the numbers with the image, which is wrong for a position or a side.
+    """
+    if data.source.task != "regression":
+        return
+    augment, fields = data.augment, ("horizontal_flip", "vertical_flip", "rotation_degrees")
+    moved = {f"window={augment.window}": augment.has_random_window}
+    moved |= {name: getattr(augment, name) for name in (*fields, "shift_pixels")}
+    moved[f"policy={augment.policy}"] = augment.policy != "none"
+    if asked := [name for name, each in moved.items() if each]:
+        summary(
+            "data: the training images are moved at random (%s), but their numbers stay as they "
+            "are; if a number says where something is, or on which side, set "
+            "--config.train_images.horizontal_flip=False and so on",
+            ", ".join(asked),
+        )
+
+
 def check_monitor(monitor: str, task: Task) -> None:
     """Raises UserError for a metric that the epochs will not have."""
     names = ["loss", *(each if isinstance(each, str) else each.name for each in task.metrics)]

@@ -1,9 +1,12 @@
 import os
 
+import numpy as np
+import PIL.Image
 import pytest
 
 from tfaccel import UserError
 from tfaccel.data.sources import image_list
+from tfaccel.data.sources.pillow import header, undecodable
 
 
 @pytest.fixture
@@ -106,6 +109,27 @@ def test_columns_may_have_other_names(listed, header, settings):
     source = listed("\n".join([header, *rows]), **settings)
     assert source.class_names == ("a", "b")
     assert [name[-5:] for name in source.images.files] == ["0.png", "2.png"]
+
+
+def test_a_missing_image_is_answered_with_its_line(tmp_path):
+    for name in "ac":
+        PIL.Image.new("RGB", (4, 4)).save(tmp_path / f"{name}.png")
+    (tmp_path / "bad.png").write_text("no image")
+    (tmp_path / "list.csv").write_text("path,label\na.png,0\nc.png,1\nb.png,0\nbad.png,1\n")
+    images = image_list(tmp_path / "list.csv").taken(np.array([0, 2, 3])).images
+    header(images, 0)
+    with pytest.raises(UserError) as missing:
+        header(images, 1)
+    assert str(missing.value) == (
+        f"{tmp_path}/list.csv line 4: {tmp_path}/b.png does not exist; correct or remove the line, "
+        "or train without such images by data.bad_files=skip"
+    )
+    with pytest.raises(
+        UserError, match=r"list.csv line 5: .*bad.png cannot be read .*remove the l"
+    ):
+        header(images, 2)
+    said = undecodable(images, 1)
+    assert said.endswith(f"b.png (No such file or directory, named in {tmp_path}/list.csv line 4)")
 
 
 def test_a_column_that_is_not_there_is_answered_with_those_that_are(listed):

@@ -29,7 +29,7 @@ from tfaccel.common.errors import UserError
 from tfaccel.common.run_log import summary
 from tfaccel.common.tables import counted
 from tfaccel.data.file_names import AT_A_TIME, FileNames, GrowingFileNames
-from tfaccel.data.source import TASKS, Blobs, ImageSource
+from tfaccel.data.source import TASKS, Blobs, ImageSource, Lines
 from tfaccel.data.sources import several_labels, stored
 from tfaccel.data.sources.labels import from_text, several_in_one
 from tfaccel.data.sources.list_rows import Asked, Row, Rows, read_rows
@@ -137,7 +137,7 @@ def image_list(
     groups = np.array(listed.groups) if group_column is not None else None
     store = stored.list_images(paths, cache_gib=cache_gib) if is_url(paths[0]) else None
     source = ImageSource(
-        Blobs(paths, reader=store),
+        Blobs(paths, reader=store, lines=Lines(str(file), np.array(numbers, np.int64))),
         found.labels,
         found.class_names,
         groups=groups,
