@@ -60,7 +60,7 @@ def test_paths_start_from_root_unless_they_are_absolute(listed, tmp_path):
     [
         ("", "is empty; expected a path and a label"),
         ("path,label\n", "has only a header"),
-        ("path,labels\nc/0.png,0\n", "line 1 has the columns path, labels; expected one of path"),
+        ("path,labels\nc/0.png,0\n", "line 1 has the columns path, labels; expected one of label,"),
         ("c/0.png,0\n", "line 1 is 'c/0.png,0'; expected a path, blanks and a whole number"),
         ("c/0.png 0\nc/2.png\n", "line 2 is 'c/2.png'"),
         ("path,label\nc/0.png,0\nc/2.png\n", "line 3 is 'c/2.png'; expected a path in column 1"),
@@ -137,6 +137,21 @@ def test_a_column_that_is_not_there_is_answered_with_those_that_are(listed):
         words = rf"{name}='photo', but .* line 1 has the columns path, label; give one of them"
         with pytest.raises(UserError, match=words):
             listed("path,label\nc/0.png,0\n", **{name: "photo"})
+
+
+@pytest.mark.parametrize(
+    ("header", "settings", "words"),
+    [
+        ("photo,a,b", {"label_columns": ["a", "b"]}, "img, id: give path_column, or rename the c"),
+        ("photo,a,b", {"path_column": "imageid"}, "has no such column; it has photo, a, b: give"),
+        ("path;a;b", {}, "expected one of label, class, class_name, category, target: give lab"),
+    ],
+)
+def test_only_the_column_that_is_not_there_is_asked_for(listed, header, settings, words):
+    with pytest.raises(UserError) as error:
+        listed(f"{header}\nc/0.png,0,1\n", **settings)
+    assert words in str(error.value)
+    assert "path_column and" not in str(error.value)
 
 
 def test_paths_without_a_suffix_get_that_of_the_first_image(listed, tmp_path, caplog):

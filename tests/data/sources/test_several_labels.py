@@ -47,6 +47,20 @@ def check(source, task, labels, names):
     np.testing.assert_array_equal(source.labels, np.array(labels, source.labels.dtype))
 
 
+@pytest.mark.parametrize(
+    ("classes", "words"),
+    [
+        (["a", "b", "c"], "list.csv has no column c; the classes of the training are a, b, c: add"),
+        (["a"], "list.csv has a column b too, which is no class of the training; the classes of"),
+        (["b", "a"], "list.csv has the columns of its labels in another order, a, b; the classes"),
+    ],
+)
+def test_a_test_list_with_other_columns_is_named(listed, classes, words):
+    with pytest.raises(UserError) as error:
+        listed("a,b", "1,0", "0,1", "1,1", label_columns=["*"], class_names=classes)
+    assert words in str(error.value)
+
+
 def test_a_stray_value_among_flags_is_told(tmp_path, caplog):
     (tmp_path / "1.png").touch()
 
@@ -64,7 +78,7 @@ def test_a_stray_value_among_flags_is_told(tmp_path, caplog):
     ) in caplog.text
     assert "set data.task=multilabel, which refuses" in caplog.text
     assert read(task="regression") == "regression"
-    assert not caplog.text
+    assert "neither" not in caplog.text
     with pytest.raises(UserError, match="line 4: the column b is '2'; expected 0 or 1"):
         read(task="multilabel", third="2")
     with pytest.raises(UserError, match="line 4: the column b is empty; expected 0 or 1, as in"):
