@@ -156,6 +156,13 @@ def test_what_does_not_suit_is_refused_at_the_start(settings, words):
     assert words in str(error.value)
 
 
+def test_a_metric_of_another_task_is_answered_with_those_there_are():
+    with pytest.raises(UserError) as error:
+        tasks.check_monitor("val_accuracy", task("regression"))
+    assert "'val_accuracy' is not a metric of this experiment" in str(error.value)
+    assert "r2_score, val_loss, val_mean_absolute_error, val_r2_score" in str(error.value)
+
+
 def test_numbers_of_moved_images_are_told(caplog):
     caplog.set_level("INFO", "tfaccel")
 

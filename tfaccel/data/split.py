@@ -78,7 +78,7 @@ def fold(
     check_int("num_folds", num_folds, at_least=2)
     check_int("index", index, at_least=0, at_most=num_folds - 1)
     parts, groups = _parts(source, (1 / num_folds,) * num_folds, seed, group_pattern)
-    _tell(f"fold {index} of 0 to {num_folds - 1}", parts == index, groups, group_pattern)
+    _tell(f"fold {index} of {num_folds} (the first is 0)", parts == index, groups, group_pattern)
     _warn_of_rare(source, num_folds)
     return source.taken(np.flatnonzero(parts != index)), source.taken(
         np.flatnonzero(parts == index)
@@ -105,13 +105,12 @@ def _warn_of_rare(source: Source, num_folds: int) -> None:
         least = rare[np.argmin(counts[rare])]
         count = int(counts[least])
         log.warning(
-            "data: %s has %s, fewer than num_folds=%d, so that %s none of it; to test each class "
-            "in each fold, use num_folds of at most %d",
+            "data: %s has %s, fewer than num_folds=%d, so that at least %s none of it%s",
             f"class {shown(source.class_names[least], keep='')}",
             counted(count, "image"),
             num_folds,
             f"{counted(num_folds - count, 'fold')} test{'s' if num_folds - count == 1 else ''}",
-            max(count, 2),
+            f"; use num_folds of at most {count} to test it in each" if count > 1 else "",
         )
 
 
