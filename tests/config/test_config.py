@@ -37,6 +37,11 @@ def test_a_config_may_leave_out_what_it_does_not_change():
         ({"model": {"weights": 3}}, "weights=3; expected a file's path, or None"),
         ({"model": {"name": None}}, "name=None; expected an architecture's name"),
         ({"train": {"optimizer": None}}, "optimizer=None; expected an optimizer's name"),
+        (
+            {"train": {"loss": "mse"}},
+            "several classes, cross_entropy or focal; for numbers, squared",
+        ),
+        ({"train": {"loss": "huberr"}}, "loss='huberr'; did you mean 'huber'? expected auto; for"),
         ({"train": {"monitor": ""}}, "monitor=''; expected a metric's name"),
         ({"data": {"train": None}}, "train=None; expected a path below root"),
         ({"data": {"test": ""}}, "test=''; expected a path below root, or '.' for root"),
@@ -123,7 +128,7 @@ def test_a_config_may_leave_out_what_it_does_not_change():
         ({"data": {"num_folds": 5, "fold": 5}}, "fold=5"),
         ({"data": {"fold": 1}}, "fold=1 has no effect without num_folds"),
         ({"data": {"split_seed": 1}}, "split_seed=1 has no effect without validation_split"),
-        ({"data": {"validation_split": 0.2, "group_column": "a"}}, "needs source='csv'"),
+        ({"data": {"validation_split": 0.2, "group_column": "a"}}, "find the groups in the paths"),
         ({"data": {"ignore_class": 255}}, "ignore_class=255 needs targets='mask'"),
         ({"data": {"sampling": "sqrt"}}, "sampling='sqrt'; did you mean 'square_root'?"),
         (

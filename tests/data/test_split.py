@@ -138,7 +138,7 @@ def test_a_column_of_a_list_has_the_groups(tmp_path):
     with pytest.raises(UserError, match=r"'nurse', but .* the columns path, label, Patient;"):
         image_list(file, group_column="nurse")
     file.write_text("0.jpg 0\n")
-    with pytest.raises(UserError, match="has no such column; expected a header"):
+    with pytest.raises(UserError, match=r"has no such column; it has 0.jpg 0: give"):
         image_list(file, group_column="patient")
 
 
@@ -147,16 +147,49 @@ def test_a_column_of_a_list_has_the_groups(tmp_path):
     [
         (lambda: split(files((10,)), 0.0), "share=0.0; expected a number above 0"),
         (lambda: split(files((10,)), 1), "share=1; expected"),
-        (lambda: split(files((10,)), 0.01), "10 images cannot be divided into 2 parts"),
+        (lambda: split(files((10,)), 0.01), "10 images cannot be divided into training and"),
         (lambda: split(files((10,)), 0.5, seed=-1), "seed=-1"),
         (lambda: split(files((10,)), 0.5, group_pattern="("), "is no regular expression"),
         (lambda: split(files((9, 9)), 0.5, group_pattern="x"), "finds nothing in c0/0000.jpg"),
-        (lambda: split(files((10,)), 0.5, group_pattern="^"), "1 groups cannot be divided"),
+        (lambda: split(files((10,)), 0.5, group_pattern="^"), "1 group cannot be divided into tra"),
         (lambda: fold(files((10,)), 3, num_folds=3), "index=3"),
-        (lambda: fold(files((2,)), 0, num_folds=3), "2 images cannot be divided into 3 parts"),
+        (
+            lambda: fold(files((2,)), 0, num_folds=3),
+            "2 images cannot be divided into 3 folds; use nu",
+        ),
+        (
+            lambda: fold(files((10, 10, 10)), 0, num_folds=12, group_pattern=r".\.jpg"),
+            "10 groups cannot be divided into 12 folds; use num_folds of at most 10",
+        ),
+        (
+            lambda: fold(files((10, 10, 10)), 0, num_folds=3, group_pattern="c."),
+            "3 groups cannot be divided into 3 folds; give more groups of each class",
+        ),
     ],
 )
 def test_mistakes_are_one_sentence(call, words):
     with pytest.raises(UserError) as error:
         call()
     assert words in str(error.value)
+
+
+def test_what_is_held_out_is_said(caplog):
+    caplog.set_level("INFO", "tfaccel")
+    split(files((10,)), 0.2)
+    assert "data: validation_split=0.2: 8 images train, 2 images test" in caplog.text
+    fold(files((10, 10, 10)), 1, num_folds=5, group_pattern=r".\.jpg")
+    assert (
+        "data: fold 1 of 5 (the first is 0), by group_pattern: 24 images of 8 groups train, "
+        "6 images of 2 groups test" in caplog.text
+    )
+
+
+def test_a_class_with_fewer_images_than_folds_is_told(caplog):
+    fold(files((20, 3)), 0, num_folds=4)
+    assert (
+        "class c1 has 3 images, fewer than num_folds=4, so that at least 1 fold tests"
+        in caplog.text
+    )
+    caplog.clear()
+    fold(files((20, 4)), 0, num_folds=4)
+    assert "fewer" not in caplog.text

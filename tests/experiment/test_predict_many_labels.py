@@ -154,5 +154,11 @@ def test_flags_that_choose_among_classes_do_not_suit_a_file_of_all(
         main.main([*given, "--top=1"])
     with pytest.raises(UserError, match=r"--threshold=0.2 with --output.* remove --threshold"):
         main.main([*given, "--threshold=0.2"])
+    printed = ["predict", f"--model={export}", files[3]]
+    if task == "regression":
+        with pytest.raises(UserError, match=r"--threshold=0.2, but .* gives numbers for an image"):
+            main.main([*printed, "--threshold=0.2"])
+    with pytest.raises(UserError, match=r"--top=1, but .* gives .*; remove --top"):
+        main.main([*printed, "--top=1"])
     assert main.main(given) == 0
     assert len(rows_of(tmp_path / "a.csv")) == 1

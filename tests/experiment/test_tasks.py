@@ -162,9 +162,23 @@ def test_names_of_a_masks_values_give_their_number():
         num_outputs(2)
 
 
+def test_masks_with_fewer_names_than_outputs_are_not_trained():
+    data = masks_of(MASKS.source.targets, ("road", "sky", "tree"))
+    with pytest.raises(
+        UserError,
+        match=r"names 3 classes of the masks \(road, sky, tree\), but model.num_outputs=11; set "
+        "--config.model.num_outputs=3 if these are all classes, or name all 11 in data.classes",
+    ):
+        tasks.check_names(data, ModelConfig(num_outputs=11))
+    for outputs in (None, 3):
+        tasks.check_names(data, ModelConfig(num_outputs=outputs))
+    tasks.check_names(MASKS, ModelConfig(num_outputs=11))  # without names
+    tasks.check_names(LABELS, ModelConfig(num_outputs=11))
+
+
 @pytest.mark.parametrize("data", [IMAGES, MASKS], ids=["images", "masks"])
 def test_target_images_are_not_smoothed(data):
-    with pytest.raises(UserError, match="mixup or cutmix with target images; they are for classes"):
+    with pytest.raises(UserError, match=r"^label_smoothing=0.1 with target images, but it is for"):
         tasks.task_of(
             data, ModelConfig(num_outputs=3), StepConfig(label_smoothing=0.1), TrainConfig()
         )
@@ -574,8 +588,8 @@ def test_balanced_weights_are_those_of_scikit_learn(caplog):
     ("data", "train", "words"),
     [
         (LABELS, {"loss": "dice"}, "loss='dice' with labelled images; it is for masks"),
-        (IMAGES, {"loss": "focal"}, "loss='focal', class_weights='none' with target images"),
-        (IMAGES, {"class_weights": "balanced"}, "with target images; they are for classes"),
+        (IMAGES, {"loss": "focal"}, "loss='focal' with target images, but it is for classes or "),
+        (IMAGES, {"class_weights": "balanced"}, "class_weights='balanced' with target images, "),
     ],
 )
 def test_a_loss_for_other_data_is_refused(data, train, words):

@@ -9,7 +9,7 @@ import tensorflow as tf
 from conftest import compiled
 
 from tfaccel import UserError
-from tfaccel.config import ModelConfig, StepConfig, TrainConfig
+from tfaccel.config import AugmentConfig, ModelConfig, StepConfig, TrainConfig
 from tfaccel.experiment import tasks
 from tfaccel.experiment.metrics import metrics_of_numbers, metrics_of_several
 from tfaccel.step import mixing
@@ -145,15 +145,37 @@ def test_the_loss_follows_the_task_or_the_config():
         ({"kind": "multilabel", "class_weights": "balanced"}, "remove it, or use loss='focal'"),
         ({"kind": "multilabel", "outputs": 5}, "num_outputs=5, but an image has 3 labels; remove"),
         ({"kind": "regression", "loss": "focal"}, "use one of squared_error, absolute_error, hub"),
-        ({"kind": "regression", "class_weights": "balanced"}, "and no class_weights"),
-        ({"kind": "regression", "step": {"label_smoothing": 0.1}}, "which blends numbers too"),
-        ({"kind": "regression", "step": {"cutmix_alpha": 1.0}}, "set both to 0, or use mixup_alp"),
+        ({"kind": "regression", "class_weights": "balanced"}, "class_weights='balanced' with num"),
+        ({"kind": "regression", "step": {"label_smoothing": 0.1}}, "label_smoothing=0.1 with num"),
+        ({"kind": "regression", "step": {"cutmix_alpha": 1.0}}, "cutmix_alpha=1.0 with numbers as"),
     ],
 )
 def test_what_does_not_suit_is_refused_at_the_start(settings, words):
     with pytest.raises(UserError) as error:
         task(**settings)
     assert words in str(error.value)
+
+
+def test_a_metric_of_another_task_is_answered_with_those_there_are():
+    with pytest.raises(UserError) as error:
+        tasks.check_monitor("val_accuracy", task("regression"))
+    assert "'val_accuracy' is not a metric of this experiment" in str(error.value)
+    assert "r2_score, val_loss, val_mean_absolute_error, val_r2_score" in str(error.value)
+
+
+def test_numbers_of_moved_images_are_told(caplog):
+    caplog.set_level("INFO", "tfaccel")
+
+    def told(kind="regression", **augment):
+        caplog.clear()
+        source = types.SimpleNamespace(task=kind)
+        tasks.tell_moved(types.SimpleNamespace(source=source, augment=AugmentConfig(**augment)))
+        return caplog.text
+
+    assert "at random (horizontal_flip), but their numbers stay" in told(horizontal_flip=True)
+    assert "(window=random_crop, shift_pixels), but" in told(window="random_crop", shift_pixels=2)
+    assert not told(brightness=0.2)
+    assert not told("classes", horizontal_flip=True)
 
 
 def test_the_best_epoch_has_the_least_error_and_the_largest_score():

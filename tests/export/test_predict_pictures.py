@@ -117,7 +117,7 @@ def test_a_stopped_call_continues(exported, photos, tmp_path, monkeypatch, capsy
     files = [output / each for each in ("a/1.png", "b/1.png", "b/2.png")]
     wanted = {each: each.read_bytes() for each in files}
     assert {each for each in output.rglob("*") if each.is_file()} == set(files)
-    with pytest.raises(UserError, match="exists; give a new file"):
+    with pytest.raises(UserError, match="exists; give a new folder"):
         predict(*arguments)
     shutil.rmtree(output)
     capsys.readouterr()
@@ -223,7 +223,7 @@ def test_calls_that_cannot_be_are_refused(exported, photos, tmp_path):
         (["--output=masks.csv"], "for masks or restored images give --output=DIR, a new folder"),
         (["--output=masks", "--loader=tf_data"], "--loader with --output="),
         (["--output=masks", "--json"], "--json and --output, which writes rows or pictures"),
-        ([f"--output={photos}"], "exists; give a new file"),
+        ([f"--output={photos}"], "exists; give a new folder"),
     ):
         own = [each.replace("=masks", f"={tmp_path}/masks") for each in arguments]
         with pytest.raises(UserError) as error:

@@ -34,6 +34,16 @@ def test_predictions_of_many_models(caplog):
     assert "retracing" not in caplog.text
 
 
+@pytest.mark.parametrize("xla", [False, True])
+def test_a_model_that_is_compiled_again_for_each_stage(caplog, xla):
+    model = _model()
+    for rows in (2, 3, 4, 2, 3, 4):  # each stage traces its own step, as that of a thaw does
+        recompile = compiled(lambda: model, 1, optimizer="sgd", loss="mse", xla=xla)
+        recompile.fit(X[:rows], X[:rows, :1], batch_size=4, verbose=0)
+        recompile.evaluate(X[:rows], X[:rows, :1], batch_size=4, verbose=0)
+    assert "retracing" not in caplog.text
+
+
 def test_audits_of_many_models(caplog):
     alone = types.SimpleNamespace(device="/cpu:0", all_gather=tf.identity)
     for length in range(1, 7):

@@ -1,5 +1,6 @@
 """A run with sampling by class that is cut in the middle of an epoch goes on bit for bit."""
 
+import dataclasses
 import os
 import signal
 
@@ -15,6 +16,7 @@ from tensorflow.python.framework import config as tf_config
 import tfaccel
 from tfaccel import UserError, sources
 from tfaccel.config import CheckpointConfig
+from tfaccel.data.source import NAMES, ArraySource, ImageSource
 from tfaccel.runtime.devices import Device
 from tfaccel.training.checkpoint.store import Store
 
@@ -39,14 +41,26 @@ def train(uneven, tmp_path, monkeypatch):
     """Trains for three epochs from the newest checkpoint in the test's folder on."""
     monkeypatch.setattr("tfaccel.run.warn_at_start", lambda *args, **kwargs: None)
 
-    def train(name, *, cut=NEVER, num_replicas=1, classes="abc", sampling="balanced", **settings):
+    def train(
+        name,
+        *,
+        cut=NEVER,
+        num_replicas=1,
+        classes="abc",
+        names=None,
+        sampling="balanced",
+        **settings,
+    ):
         run = tfaccel.setup(gpu_ids=(), deterministic=True, xla=False)
         if num_replicas > 1:
             run.strategy = strategy_of(num_replicas)
             devices = tuple(Device(f"/cpu:{index}", None) for index in range(num_replicas))
             object.__setattr__(run.runtime, "devices", devices)
+        source = sources.select_classes(sources.class_folders(uneven), classes)
+        if names:
+            source = dataclasses.replace(source, class_names=tuple(names))
         loader = run.loader(
-            sources.select_classes(sources.class_folders(uneven), classes),
+            source,
             **{"image_size": (8, 8), "channels": 1, "global_batch_size": 8},
             **{"shuffle": True, "sampling": sampling, "augment": "mnist", "loader": "tf_data"},
         )
@@ -84,11 +98,31 @@ def test_another_sampling_and_other_classes_are_refused(train):
         ({"sampling": "square_root"}, "sampling 'balanced' -> 'square_root'"),
         ({"classes": "cab"}, "labels"),
         ({"classes": "ab"}, "number of examples"),
+        ({"names": "adc"}, "of another run: label names.1 'b' -> 'd'; undo"),
     ):
         with pytest.raises(UserError, match="is of another run") as refused:
             train("cut", **changes)
         assert words in str(refused.value)
     train("cut", sampling="uniform", accept_changes=True)
+
+
+def test_a_checkpoint_of_an_earlier_version_knows_no_names(train, monkeypatch):
+    facts = ImageSource.facts
+
+    def without_names(source):
+        return {name: each for name, each in facts(source).items() if name != NAMES}
+
+    with monkeypatch.context() as before:
+        before.setattr(ImageSource, "facts", without_names)
+        with pytest.raises(CutError):
+            train("cut", cut=3)
+    train("cut")
+
+
+def test_the_names_of_masks_are_facts():
+    images = np.zeros((2, 4, 4, 3), np.uint8)
+    data = ArraySource(images, None, targets=images[..., :1], target_names=("road", "sky"))
+    assert data.facts()[NAMES] == {"0": "road", "1": "sky"}
 
 
 def test_the_facts_without_sampling_are_those_of_earlier_versions(train, tmp_path):

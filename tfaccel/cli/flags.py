@@ -40,7 +40,7 @@ VERBOSE = Flag(
 )
 
 
-def new_file(name: str, given: str | None) -> pathlib.Path | None:
+def new_file(name: str, given: str | None, *, expected: str = "a new file") -> pathlib.Path | None:
     """Returns the absolute path of a new file that can be written; None if none is given.
 
     Raises:
@@ -48,7 +48,7 @@ def new_file(name: str, given: str | None) -> pathlib.Path | None:
     """
     path = local_path(given).absolute() if given else None
     if path and path.exists():
-        raise UserError(f"{name} {path} exists; give a new file")
+        raise UserError(f"{name} {path} exists; give {expected}")
     if path:
         try:
             tempfile.TemporaryFile(dir=path.parent).close()

@@ -1,9 +1,11 @@
 """The commands that train, launch, export, predict and plot."""
 
+import contextlib
 import dataclasses
 import datetime
 import os
 import pathlib
+from collections.abc import Iterator
 
 from absl import flags
 
@@ -15,6 +17,7 @@ from tfaccel.common.checks import check_number
 from tfaccel.common.errors import UserError
 from tfaccel.common.flags import Flag
 from tfaccel.common.local_path import local_path
+from tfaccel.common.run_log import summary
 from tfaccel.common.tables import show, show_json
 from tfaccel.config import (
     CHECKPOINTS,
@@ -395,9 +398,11 @@ def predict(values: flags.FlagValues, paths: list[str]) -> int:
         from tfaccel.experiment.predict_many import predict_many
 
         how = {"loader": values.loader, "gpu_ids": gpu_ids, "global_batch_size": batch}
-        num_errors = predict_many(folder, paths, output, top=values.top, **how)
+        with _tells_how_to_continue():
+            num_errors = predict_many(folder, paths, output, top=values.top, **how)
         show(output)
         return int(num_errors > 0)
+    _check_prints_choice(values, folder)
     start_tensorflow()
     from tfaccel.export.predict import Predictor
 
@@ -433,10 +438,21 @@ def _predict_pictures(
     from tfaccel.export.predict_pictures import write_pictures
 
     failed = False
-    for each in write_pictures(Export(folder), paths, names, output):
-        failed |= each.error is not None
-        show(each.line(values.top, facts.get("target_names") or ()))
+    with _tells_how_to_continue():
+        for each in write_pictures(Export(folder), paths, names, output):
+            failed |= each.error is not None
+            show(each.line(values.top, facts.get("target_names") or ()))
     return int(failed)
+
+
+@contextlib.contextmanager
+def _tells_how_to_continue() -> Iterator[None]:
+    """Says after Ctrl-C that the output so far is kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        summary("predict: stopped; what is done is kept, and the same command continues")
+        raise
 
 
 def _is_of_rows(output: pathlib.Path) -> bool:
@@ -460,10 +476,29 @@ def _output_of(values: flags.FlagValues) -> pathlib.Path | None:
 
     output = local_path(values.output).absolute()
     if _is_of_rows(output) or not is_begun(output):  # a begun folder is continued
-        output = new_file("output", values.output)
+        expected = "a new file" if _is_of_rows(output) else "a new folder, or a new .csv file"
+        output = new_file("output", values.output, expected=expected)
     if _is_of_rows(output):
         form_of(output)  # or a UserError
     return output
+
+
+def _check_prints_choice(values: flags.FlagValues, folder: pathlib.Path) -> None:
+    """Raises UserError for flags that would change nothing in the printed answers."""
+    from tfaccel.export import card
+
+    task = card.read(folder).get("task") or "classes"  # which older exports do not say
+    if values["threshold"].present and task != "multilabel":
+        raise UserError(
+            f"--threshold={values.threshold}, but {folder} gives "
+            f"{'numbers' if task == 'regression' else 'one class'} for an image, and --threshold "
+            "chooses among several classes; remove --threshold"
+        )
+    if values["top"].present and task != "classes":
+        what, use = "numbers, which are all printed", ""
+        if task == "multilabel":
+            what, use = "several classes, which --threshold chooses", ", or use --threshold"
+        raise UserError(f"--top={values.top}, but {folder} gives {what}; remove --top{use}")
 
 
 def _check_choice_of_classes(values: flags.FlagValues, folder: pathlib.Path) -> None:

@@ -451,6 +451,12 @@ class DataConfig(ImageConfig):
             check_text(name, getattr(self, name), expected="a name that the shards use")
         of_lists = ("images", "path_column", "label_column", "group_column")
         of_lists += ("label_columns", "label_separator")
+        if self.group_column is not None and self.source != "csv":
+            raise UserError(
+                f"group_column={self.group_column!r} is a column of a list, but source="
+                f"{self.source!r} has none; find the groups in the paths of the images: remove "
+                "group_column, and set data.group_pattern, for example to 'patient[0-9]+'"
+            )
         own = SOURCE_ARGUMENTS | {"pairs": ("targets",), "csv": of_lists}
         check_only_with(self, "source", own)
         self._check_task()

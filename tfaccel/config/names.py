@@ -56,6 +56,8 @@ def check_monitor(monitor: str, metrics: Collection[str]) -> None:
     known = {*metrics, *(f"val_{name}" for name in metrics)}
     if monitor not in known:
         hint = did_you_mean(monitor, known)
+        if "expected" not in hint:
+            hint += f" This experiment has {', '.join(sorted(known))}"
         raise UserError(f"train.monitor={monitor!r} is not a metric of this experiment{hint}")
 
 

@@ -13,7 +13,7 @@ from tfaccel.common.checks import (
     check_optional_ints,
     check_text,
 )
-from tfaccel.common.errors import UserError
+from tfaccel.common.errors import UserError, did_you_mean
 from tfaccel.config.documented import documented
 
 DECAYS = ("constant", "step", "cosine", "linear")
@@ -28,6 +28,11 @@ LOSSES_OF_CLASSES = (
 )
 LOSSES_OF_NUMBERS = ("squared_error", "absolute_error", "huber")
 LOSSES = ("auto", *LOSSES_OF_CLASSES, *LOSSES_OF_NUMBERS)
+LOSSES_IN_WORDS = (
+    "expected auto; for images with one class, cross_entropy, binary_cross_entropy or focal; with "
+    "several classes, cross_entropy or focal; for numbers, squared_error, absolute_error or huber; "
+    "for masks, cross_entropy, focal, dice, cross_entropy_dice or focal_dice"
+)
 
 
 @documented
@@ -211,7 +216,10 @@ class TrainConfig:
         if self.global_clipnorm is not None:
             check_number("global_clipnorm", self.global_clipnorm, above=0)
         check_flag("nesterov", self.nesterov)
-        check_choice("loss", self.loss, LOSSES)
+        if self.loss not in LOSSES:
+            hint = did_you_mean(str(self.loss), LOSSES)
+            hint = f"{hint} " if hint.endswith("?") else "; "
+            raise UserError(f"loss={self.loss!r}{hint}{LOSSES_IN_WORDS}")
         check_number("focal_gamma", self.focal_gamma, at_least=0)
         if "focal" not in self.loss and self.focal_gamma != TrainConfig.focal_gamma:
             raise UserError(

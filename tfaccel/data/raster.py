@@ -81,8 +81,13 @@ class RasterForm:
         return (
             f"has {counted(found.channels, 'channel')} of {found.dtype}{page}; expected "
             f"{counted(self.channels, 'channel')} of {self.dtype}, as channels={self.channels} and "
-            f"pixel_dtype={self.dtype!r} say"
+            f"pixel_dtype={self.dtype!r} say: convert it, or, if all are like it, set "
+            + " and ".join(self._changes(found))
         )
+
+    def _changes(self, found: Header) -> list[str]:
+        changes = [f"channels={found.channels}"] if found.channels != self.channels else []
+        return changes + ([f"pixel_dtype={found.dtype!r}"] if found.dtype != self.dtype else [])
 
 
 def form_of(images: ImageConfig) -> RasterForm:

@@ -11,7 +11,7 @@ import io
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from tfaccel.data.raster import RasterForm, form_of, has_arrays
 #   multilabel   any number of classes: [num_examples, classes] float32, 1 for the image's classes
 #   regression   numbers: [num_examples, targets] float32, in the order of `target_names`
 TASKS = ("classes", "multilabel", "regression")
+
+# The fact with the names of the classes, of the numbers, or of the values of masks.
+NAMES = "label names"
 
 # The number of an example's file; its place in it and its size, or None for a whole file.
 Unit = tuple[int, int | None, int | None]
@@ -79,6 +82,22 @@ class Reader(Protocol):
         """Returns a reader of some of the files, if each example is a whole file."""
 
 
+class Lines(NamedTuple):
+    """The lines of a list that name the images.
+
+    Attributes:
+      file: the list.
+      numbers: [num_examples] int64, the number of each example's line, from 1.
+    """
+
+    file: str
+    numbers: np.ndarray
+
+    def of(self, index: int) -> str:
+        """Returns the line of an example, in words."""
+        return f"{self.file} line {self.numbers[index]}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Blobs:
     """Encoded images: each is a whole file, or a range of bytes in a file.
@@ -94,6 +113,7 @@ class Blobs:
         images of 8 bits with 1 or 3 channels, which the usual decoders read.
       reader: what reads the examples, if these are not whole files or ranges of bytes in files of
         this host; None if they are.
+      lines: for whole files that a list names, their lines, which messages name; else None.
     """
 
     files: Sequence[str]
@@ -103,6 +123,7 @@ class Blobs:
     recode: Callable[[bytes], bytes] | None = None
     form: RasterForm | None = None
     reader: Reader | None = None
+    lines: Lines | None = None
 
     def __post_init__(self):
         """Stores the paths compactly."""
@@ -226,7 +247,8 @@ class Blobs:
         if self.are_files:
             reader = None if self.reader is None else self.reader.taken(ids)
             files = self.files.taken(ids) if reader is None else reader.names
-            return dataclasses.replace(self, files=files, reader=reader)
+            lines = self.lines and self.lines._replace(numbers=self.lines.numbers[ids])
+            return dataclasses.replace(self, files=files, reader=reader, lines=lines)
         ranges = {name: getattr(self, name)[ids] for name in ("file_of", "offsets", "sizes")}
         return dataclasses.replace(self, **ranges)
 
@@ -276,7 +298,12 @@ class ImageSource:
     def facts(self) -> dict[str, object]:
         """Returns the facts that must be the same on all workers, by name: see `agreement`."""
         parts = [each.digest() for each in (self.images, self.targets) if each is not None]
-        return {"number of examples": len(self), "files": parts, "labels": _digest(self.labels)}
+        return {
+            "number of examples": len(self),
+            "files": parts,
+            "labels": _digest(self.labels),
+            NAMES: _names(self),
+        }
 
     def stamps(self) -> dict[str, dict]:
         """Returns values that change if a file is replaced; workers' own copies may differ."""
@@ -340,7 +367,12 @@ class ArraySource:
     def facts(self) -> dict[str, object]:
         """Returns the facts that must be the same on all workers. Pixels would take too long."""
         shapes = [each.shape for each in (self.images, self.targets) if each is not None]
-        return {"number of examples": len(self), "shape": shapes, "labels": _digest(self.labels)}
+        return {
+            "number of examples": len(self),
+            "shape": shapes,
+            "labels": _digest(self.labels),
+            NAMES: _names(self),
+        }
 
     def stamps(self) -> dict[str, dict]:
         """Returns values that change if an array is replaced: see `stamps.of_array`."""
@@ -402,6 +434,11 @@ def _task(source: ImageSource | ArraySource) -> str | None:
     if source.labels.ndim == 1:
         return "classes"
     return "multilabel" if source.class_names else "regression"
+
+
+def _names(source: ImageSource | ArraySource) -> dict[str, str]:
+    """Returns the names of classes, numbers or values of masks, by their number as text."""
+    return {str(i): name for i, name in enumerate(source.class_names or source.target_names)}
 
 
 def _told(source: ImageSource | ArraySource) -> str:

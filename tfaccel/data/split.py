@@ -15,6 +15,7 @@ scikit-learn's StratifiedGroupKFold. The measure here is the sum over parts and 
 """
 
 import hashlib
+import logging
 import re
 from collections.abc import Iterator, Sequence
 
@@ -22,7 +23,12 @@ import numpy as np
 
 from tfaccel.common.checks import check_int, check_number
 from tfaccel.common.errors import UserError
+from tfaccel.common.redact import shown
+from tfaccel.common.run_log import summary
+from tfaccel.common.tables import counted
 from tfaccel.data.source import ArraySource, Blobs, ImageSource
+
+log = logging.getLogger("tfaccel")
 
 Source = ImageSource | ArraySource
 
@@ -44,7 +50,8 @@ def split(
       UserError: an argument is wrong, a path has no group, or a part would be empty.
     """
     check_number("share", share, above=0, below=1)
-    parts = _parts(source, (1 - share, share), seed, group_pattern)
+    parts, groups = _parts(source, (1 - share, share), seed, group_pattern)
+    _tell(f"validation_split={share}", parts == 1, groups, group_pattern)
     return source.taken(np.flatnonzero(parts == 0)), source.taken(np.flatnonzero(parts == 1))
 
 
@@ -70,33 +77,79 @@ def fold(
     """
     check_int("num_folds", num_folds, at_least=2)
     check_int("index", index, at_least=0, at_most=num_folds - 1)
-    parts = _parts(source, (1 / num_folds,) * num_folds, seed, group_pattern)
+    parts, groups = _parts(source, (1 / num_folds,) * num_folds, seed, group_pattern)
+    _tell(f"fold {index} of {num_folds} (the first is 0)", parts == index, groups, group_pattern)
+    _warn_of_rare(source, num_folds)
     return source.taken(np.flatnonzero(parts != index)), source.taken(
         np.flatnonzero(parts == index)
     )
 
 
+def _tell(what: str, is_test: np.ndarray, groups: np.ndarray | None, pattern: str | None) -> None:
+    """Shows how many examples, and of how many groups, each part has."""
+    numbers = []
+    for chosen in (~is_test, is_test):
+        of = "" if groups is None else f" of {counted(len(np.unique(groups[chosen])), 'group')}"
+        numbers.append(counted(int(chosen.sum()), "image") + of)
+    by = "" if groups is None else f", by {'group_column' if pattern is None else 'group_pattern'}"
+    summary("data: %s%s: %s train, %s test", what, by, *numbers)
+
+
+def _warn_of_rare(source: Source, num_folds: int) -> None:
+    """Warns of classes with fewer images than there are folds, which some folds do not test."""
+    if source.task != "classes":
+        return
+    counts = np.bincount(source.labels, minlength=len(source.class_names))
+    rare = np.flatnonzero((counts > 0) & (counts < num_folds))
+    if rare.size:
+        least = rare[np.argmin(counts[rare])]
+        count = int(counts[least])
+        log.warning(
+            "data: %s has %s, fewer than num_folds=%d, so that at least %s none of it%s",
+            f"class {shown(source.class_names[least], keep='')}",
+            counted(count, "image"),
+            num_folds,
+            f"{counted(num_folds - count, 'fold')} test{'s' if num_folds - count == 1 else ''}",
+            f"; use num_folds of at most {count} to test it in each" if count > 1 else "",
+        )
+
+
 def _parts(
     source: Source, shares: Sequence[float], seed: int, group_pattern: str | None
-) -> np.ndarray:
-    """Returns the part of each example, [num_examples] int64."""
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Returns the part and the group of each example, [num_examples] each; None without groups."""
     check_int("seed", seed, at_least=0)
     names = list(_names(source))
     keys = np.array([_key(seed, each) for each in names])
     labels = _strata(source)
     groups = source.groups if group_pattern is None else _groups(names, group_pattern)
-    if groups is None:
-        parts = _of_examples(keys, labels, shares)
+
+    def dealt(shares):
+        if groups is None:
+            return _of_examples(keys, labels, shares)
+        return _of_groups(groups, names, labels, shares, seed)
+
+    parts = dealt(shares)
+    if len(np.unique(parts)) < len(shares):
+        what, number = "image", len(names)
+        if groups is not None:
+            what, number = "group", len(np.unique(groups))
+        folds = range(min(number, len(shares) - 1), 1, -1)
+        most = next((n for n in folds if len(np.unique(dealt((1 / n,) * n))) == n), None)
+        raise UserError(_too_few(counted(number, what), what, len(shares), most))
+    return parts, groups
+
+
+def _too_few(counts: str, what: str, num_parts: int, most: int | None) -> str:
+    """Returns the error for parts of which one is empty; `most` folds would have examples."""
+    if counts == "1 group":
+        fix = "all images are of one group: give a column or a pattern that tells groups apart"
+    elif num_parts == 2:
+        fix = f"give more {what}s, or hold out another share"
     else:
-        parts = _of_groups(groups, names, labels, shares, seed)
-    empty = set(range(len(shares))) - set(parts.tolist())
-    if empty:
-        of = f"{len(set(groups.tolist()))} groups" if groups is not None else f"{len(names)} images"
-        raise UserError(
-            f"{of} cannot be divided into {len(shares)} parts, of which none is empty; give more, "
-            "or hold out a larger share"
-        )
-    return parts
+        fix = f"use num_folds of at most {most}" if most else f"give more {what}s of each class"
+    into = "training and test" if num_parts == 2 else f"{num_parts} folds"
+    return f"{counts} cannot be divided into {into}; {fix}"
 
 
 def _strata(source: Source) -> np.ndarray:

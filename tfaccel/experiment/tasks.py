@@ -10,6 +10,7 @@ or several classes, or a regression. Target images make a restoration, and masks
 import contextlib
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import keras
 import numpy as np
@@ -88,16 +89,12 @@ def task_of(data: ImageData, model: ModelConfig, step: StepConfig, train: TrainC
             )
         return _classification(num_outputs, data, train, mixes_labels=step.mixes_labels)
     if step.mixes_labels:
-        raise UserError(
-            "label_smoothing, mixup or cutmix with target images; they are for classes: remove them"
-        )
+        names = ("label_smoothing", "mixup_alpha", "cutmix_alpha")
+        raise UserError(f"{_set(step, names)} with target images, but it is for classes: remove it")
     if data.images.targets == "mask":
         return _segmentation(data, model.num_outputs, train)
-    if train.loss != TrainConfig.loss or train.class_weights != "none":
-        raise UserError(
-            f"loss={train.loss!r}, class_weights={train.class_weights!r} with target images; they "
-            "are for classes or numbers: remove them"
-        )
+    if wrong := _set(train, ("loss", "class_weights")):
+        raise UserError(f"{wrong} with target images, but it is for classes or numbers: remove it")
     return _restoration(data.images, model.num_outputs)
 
 
@@ -114,10 +111,56 @@ def check_model(model: keras.Model, task: Task) -> None:
         )
 
 
+def check_names(data: ImageData, model: ModelConfig) -> None:
+    """Raises UserError unless each class of masks has a name, or none has.
+
+    A run without a name for some outputs would train classes that the masks do not have. Only a run
+    that trains is refused, so that one of an earlier version can still be evaluated.
+    """
+    names, outputs = data.found.target_names, model.num_outputs
+    if data.images.targets == "mask" and names and outputs is not None and len(names) < outputs:
+        shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        raise UserError(
+            f"data.classes names {len(names)} classes of the masks ({shown}), but "
+            f"model.num_outputs={outputs}; set --config.model.num_outputs={len(names)} if these "
+            f"are all classes, or name all {outputs} in data.classes"
+        )
+
+
+def tell_moved(data: ImageData) -> None:
+    """Shows a line if numbers are learned from images that are flipped, cut or moved at random.
+
+    Nothing changes the numbers with the image, which is wrong for a position or a side.
+    """
+    if data.source.task != "regression":
+        return
+    augment, fields = data.augment, ("horizontal_flip", "vertical_flip", "rotation_degrees")
+    moved = {f"window={augment.window}": augment.has_random_window}
+    moved |= {name: getattr(augment, name) for name in (*fields, "shift_pixels")}
+    moved[f"policy={augment.policy}"] = augment.policy != "none"
+    if asked := [name for name, each in moved.items() if each]:
+        summary(
+            "data: the training images are moved at random (%s), but their numbers stay as they "
+            "are; if a number says where something is, or on which side, set "
+            "--config.train_images.horizontal_flip=False and so on",
+            ", ".join(asked),
+        )
+
+
 def check_monitor(monitor: str, task: Task) -> None:
     """Raises UserError for a metric that the epochs will not have."""
     names = ["loss", *(each if isinstance(each, str) else each.name for each in task.metrics)]
     names_lib.check_monitor(monitor, names)
+
+
+def _set(config: StepConfig | TrainConfig, names: Sequence[str]) -> str:
+    """Returns the fields that do not have their default, as "name=value, other=value"."""
+    values = {each: getattr(config, each) for each in names}
+    return ", ".join(
+        f"{name}={value!r}"
+        for name, value in values.items()
+        if value != getattr(type(config), name)
+    )
 
 
 def _num_outputs(num_classes: int, asked: int | None) -> int:
@@ -182,17 +225,17 @@ def _several(num_classes: int, train: TrainConfig) -> Task:
 
 
 def _regression(num_numbers: int, train: TrainConfig, step: StepConfig) -> Task:
-    if step.label_smoothing or step.cutmix_alpha:
+    if wrong := _set(step, ("label_smoothing", "cutmix_alpha")):
         raise UserError(
-            f"label_smoothing={step.label_smoothing}, cutmix_alpha={step.cutmix_alpha} with "
-            "numbers as labels; they are for classes: set both to 0, or use mixup_alpha, which "
-            "blends numbers too"
+            f"{wrong} with numbers as labels, but it is for classes: set it to 0, or use "
+            "mixup_alpha, which blends numbers too"
         )
-    if train.loss not in ("auto", *LOSSES_OF_NUMBERS) or train.class_weights != "none":
+    if train.loss not in ("auto", *LOSSES_OF_NUMBERS):
         raise UserError(
-            f"loss={train.loss!r}, class_weights={train.class_weights!r} with numbers as labels; "
-            f"use one of {', '.join(LOSSES_OF_NUMBERS)}, and no class_weights"
+            f"loss={train.loss!r} with numbers as labels; use one of {', '.join(LOSSES_OF_NUMBERS)}"
         )
+    if wrong := _set(train, ("class_weights",)):
+        raise UserError(f"{wrong} with numbers as labels, but it is for classes: remove it")
     loss = {
         "absolute_error": keras.losses.MeanAbsoluteError,
         "huber": functools.partial(keras.losses.Huber, delta=train.huber_delta),
@@ -262,11 +305,12 @@ def _checked_counts(masks: Blobs | np.ndarray, num_outputs: int, ignored: int | 
         largest = max(np.flatnonzero(own), default=0)
         if largest >= num_outputs:
             fixes = [
-                f"use --config.model.num_outputs={largest + 1} or more, number the classes from 0",
-                f"if such pixels have no class, use --config.data.ignore_class={largest}",
+                f"use --config.model.num_outputs={largest + 1} or more",
+                f"number the classes of the masks from 0 to {num_outputs - 1}",
             ]
-            if largest == 255:  # Pascal VOC's and Cityscapes' value of pixels without a class
-                fixes.reverse()
+            # 255 is Pascal VOC's and Cityscapes' value of pixels without a class.
+            ignores = f"if such pixels have no class, use --config.data.ignore_class={largest}"
+            fixes.insert(0 if largest == 255 else 2, ignores)
             raise UserError(
                 f"{name} has the value {largest}, but num_outputs={num_outputs} allows 0 to "
                 f"{num_outputs - 1}; {', or '.join(fixes)}"

@@ -264,6 +264,8 @@ def prepare(
         for split, source in zip(("train", "test"), open_sources(config.data), strict=True)
     )
     check_same_classes(train.class_names, test.class_names)
+    tasks.check_names(train.data, config.model)
+    tasks.tell_moved(train.data)
 
     # ----- Model: with the outputs that the data need.
     model, task = build(this_run, config, train.data, continues=continues)

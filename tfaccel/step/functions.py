@@ -742,6 +742,9 @@ class _Step:
         if self.tell is not None:
             how = {"xla": xla, "replicas": self._replicas, "of_launch": of_launch}
             made = measured(made, self.tell, **how)
+        # TensorFlow counts the traces of all functions with one code together, and warns of
+        # retracing after a few stages or models. A partial is counted by itself.
+        made = functools.partial(made)
         compile_ = functools.partial(
             tf.function,
             autograph=False,

@@ -86,7 +86,7 @@ class Predict:
             return run
         compile_ = functools.partial(tf.function, autograph=False)
         # Each model has a function of its own, or TensorFlow warns of retracing.
-        run = waits.traced(run, "prediction", xla=xla)
+        run = functools.partial(waits.traced(run, "prediction", xla=xla))
         return Recoverable(compile_, run, model) if xla else compile_(run)
 
     def __call__(self, batches: list):

@@ -309,7 +309,8 @@ def test_a_pair_of_two_sizes_is_named(files, tmp_path):
     targets = Blobs((*files.images.files[:-1], other))
     pairs = ImageSource(files.images, None, targets=targets)
     with pytest.raises(
-        UserError, match=r"149.jpg has 39x21 pixels, but its target .*other.png has 3x4"
+        UserError,
+        match=r"149.jpg has 39x21 pixels \(height x width\), but its target .*other.png has 3x4",
     ):
         decode_all(pairs, **SETTINGS)
 

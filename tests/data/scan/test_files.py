@@ -94,8 +94,8 @@ def test_a_pair_of_two_sizes_and_an_image_less_than_its_crop(tmp_path, monkeypat
     assert [(each.kind, each.cause, each.id) for each in report.faults] == [
         ("empty", "no bytes", 3),
         ("small", "6 x 7 pixels, but 7 x 8 pixels are cut out", 4),
-        ("two_sizes", "7 x 8 pixels, but its target has 9 x 8 pixels", 2),
-        ("two_sizes", "6 x 7 pixels, but its target has 9 x 8 pixels", 4),
+        ("two_sizes", "7 x 8 pixels (height x width), but its target has 9 x 8 pixels", 2),
+        ("two_sizes", "6 x 7 pixels (height x width), but its target has 9 x 8 pixels", 4),
     ]
     assert files.usable(source, report).images.files == tuple(map(str, inputs[:2]))
     assert {each.kind for each in scan(source_of(inputs), smallest=(7, 8)).faults} == {

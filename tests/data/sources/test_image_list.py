@@ -1,9 +1,12 @@
 import os
 
+import numpy as np
+import PIL.Image
 import pytest
 
 from tfaccel import UserError
 from tfaccel.data.sources import image_list
+from tfaccel.data.sources.pillow import header, undecodable
 
 
 @pytest.fixture
@@ -57,7 +60,7 @@ def test_paths_start_from_root_unless_they_are_absolute(listed, tmp_path):
     [
         ("", "is empty; expected a path and a label"),
         ("path,label\n", "has only a header"),
-        ("path,labels\nc/0.png,0\n", "line 1 has the columns path, labels; expected one of path"),
+        ("path,labels\nc/0.png,0\n", "line 1 has the columns path, labels; expected one of label,"),
         ("c/0.png,0\n", "line 1 is 'c/0.png,0'; expected a path, blanks and a whole number"),
         ("c/0.png 0\nc/2.png\n", "line 2 is 'c/2.png'"),
         ("path,label\nc/0.png,0\nc/2.png\n", "line 3 is 'c/2.png'; expected a path in column 1"),
@@ -108,11 +111,47 @@ def test_columns_may_have_other_names(listed, header, settings):
     assert [name[-5:] for name in source.images.files] == ["0.png", "2.png"]
 
 
+def test_a_missing_image_is_answered_with_its_line(tmp_path):
+    for name in "ac":
+        PIL.Image.new("RGB", (4, 4)).save(tmp_path / f"{name}.png")
+    (tmp_path / "bad.png").write_text("no image")
+    (tmp_path / "list.csv").write_text("path,label\na.png,0\nc.png,1\nb.png,0\nbad.png,1\n")
+    images = image_list(tmp_path / "list.csv").taken(np.array([0, 2, 3])).images
+    header(images, 0)
+    with pytest.raises(UserError) as missing:
+        header(images, 1)
+    assert str(missing.value) == (
+        f"{tmp_path}/list.csv line 4: {tmp_path}/b.png does not exist; correct or remove the line, "
+        "or train without such images by data.bad_files=skip"
+    )
+    with pytest.raises(
+        UserError, match=r"list.csv line 5: .*bad.png cannot be read .*remove the l"
+    ):
+        header(images, 2)
+    said = undecodable(images, 1)
+    assert said.endswith(f"b.png (No such file or directory, named in {tmp_path}/list.csv line 4)")
+
+
 def test_a_column_that_is_not_there_is_answered_with_those_that_are(listed):
     for name in ("path_column", "label_column"):
         words = rf"{name}='photo', but .* line 1 has the columns path, label; give one of them"
         with pytest.raises(UserError, match=words):
             listed("path,label\nc/0.png,0\n", **{name: "photo"})
+
+
+@pytest.mark.parametrize(
+    ("header", "settings", "words"),
+    [
+        ("photo,a,b", {"label_columns": ["a", "b"]}, "img, id: give path_column, or rename the c"),
+        ("photo,a,b", {"path_column": "imageid"}, "has no such column; it has photo, a, b: give"),
+        ("path;a;b", {}, "expected one of label, class, class_name, category, target: give lab"),
+    ],
+)
+def test_only_the_column_that_is_not_there_is_asked_for(listed, header, settings, words):
+    with pytest.raises(UserError) as error:
+        listed(f"{header}\nc/0.png,0,1\n", **settings)
+    assert words in str(error.value)
+    assert "path_column and" not in str(error.value)
 
 
 def test_paths_without_a_suffix_get_that_of_the_first_image(listed, tmp_path, caplog):

@@ -47,6 +47,46 @@ def check(source, task, labels, names):
     np.testing.assert_array_equal(source.labels, np.array(labels, source.labels.dtype))
 
 
+@pytest.mark.parametrize(
+    ("classes", "words"),
+    [
+        (["a", "b", "c"], "list.csv has no column c; the classes of the training are a, b, c: add"),
+        (["a"], "list.csv has a column b too, which is no class of the training; the classes of"),
+        (["b", "a"], "list.csv has the columns of its labels in another order, a, b; the classes"),
+    ],
+)
+def test_a_test_list_with_other_columns_is_named(listed, classes, words):
+    with pytest.raises(UserError) as error:
+        listed("a,b", "1,0", "0,1", "1,1", label_columns=["*"], class_names=classes)
+    assert words in str(error.value)
+
+
+def test_a_stray_value_among_flags_is_told(tmp_path, caplog):
+    (tmp_path / "1.png").touch()
+
+    def read(*, third="2", task="auto"):
+        values = ["1,0", "0,1", f"0,{third}", *["1,1"] * 17]
+        lines = [f"{index + 1}.png,{each}" for index, each in enumerate(values)]
+        (tmp_path / "list.csv").write_text("\n".join(["path,a,b", *lines]))
+        caplog.clear()
+        return image_list(tmp_path / "list.csv", label_columns=["a", "b"], task=task).task
+
+    assert read() == "regression"
+    assert (
+        "1 of 40 values is neither 0 nor 1 (first "
+        f"{tmp_path}/list.csv line 4: the column b is '2'), so all are taken as numbers"
+    ) in caplog.text
+    assert "set data.task=multilabel, which refuses" in caplog.text
+    assert read(task="regression") == "regression"
+    assert "neither" not in caplog.text
+    with pytest.raises(UserError, match="line 4: the column b is '2'; expected 0 or 1"):
+        read(task="multilabel", third="2")
+    with pytest.raises(UserError, match="line 4: the column b is empty; expected 0 or 1, as in"):
+        read(third="")
+    assert read(third="1") == "multilabel"
+    assert "neither" not in caplog.text
+
+
 def test_columns_of_flags_are_several_classes(listed, caplog):
     caplog.set_level("INFO", "tfaccel")
     wanted = [[1, 0], [0, 0], [1, 1]]
@@ -188,7 +228,9 @@ def test_lines_of_json(tmp_path, listed):
     ("values", "settings", "words"),
     [
         (("1,0", "", "1,1"), {}, "line 3 is '1.png,'; expected a path in column 1 and labels in 2"),
-        (("1,0", "0,", "1,1"), {}, "line 3: the column b is empty; expected a finite number"),
+        (("1,0", "0,", "1,1"), {}, "line 3: the column b is empty; expected 0 or 1, as in the"),
+        (("1,0", "0,", "1,1"), {"task": "regression"}, "b is empty; expected a finite number"),
+        (("7,0", "0,", "1,1"), {}, "line 3: the column b is empty; expected a finite number"),
         (("1,0", "0,x", "1,1"), {}, "line 3: the column b is 'x'; expected a finite number"),
         (("1,0", "0,nan", "1,1"), {}, "line 3: the column b is 'nan'; expected a finite number"),
         (("1,0", "0,1e99", "1,1"), {}, "line 3: the column b is '1e99'; expected a finite number"),

@@ -152,6 +152,7 @@ def two_sizes(source: ImageSource, index: int, size, target_size) -> str:
     """Returns the error message for a pair with different (height, width)."""
     one, other = (f"{height}x{width}" for height, width in (size, target_size))
     return (
-        f"{source.images.name(index)} has {one} pixels, but its target "
-        f"{source.targets.name(index)} has {other}; expected the same size in a pair"
+        f"{source.images.name(index)} has {one} pixels (height x width), but its target "
+        f"{source.targets.name(index)} has {other}; expected the same size in a pair: replace one "
+        "of the two, or leave such pairs out with bad_files='skip'"
     )

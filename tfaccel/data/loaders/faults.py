@@ -160,8 +160,9 @@ def wrong_size(
             old < new for old, new in zip(size, images.image_size, strict=True)
         ):
             return (
-                f"{name} has {_pixels(size)}, less than the {_pixels(images.image_size)} that "
-                f"window={augment.window!r} cuts out; use a smaller image_size, or another window"
+                f"{name} has {_pixels(size)} (height x width), less than the "
+                f"{_pixels(images.image_size)} that window={augment.window!r} cuts "
+                "out; use a smaller image_size, or another window"
             )
     return None
 

@@ -190,7 +190,8 @@ def _by_size(source: ImageSource, sizes: Sequence[np.ndarray], bad: set[int], sm
     if source.targets is not None:
         own, target = sizes
         for index in np.flatnonzero(others & (own != target).any(axis=1)).tolist():
-            cause = f"{_pixels(own[index])}, but its target has {_pixels(target[index])}"
+            of = f"{_pixels(own[index])} (height x width)"
+            cause = f"{of}, but its target has {_pixels(target[index])}"
             faults.append(_fault(source.images, index, "two_sizes", cause))
     if smallest is not None:
         for index in np.flatnonzero(others & (sizes[0] < smallest).any(axis=1)).tolist():

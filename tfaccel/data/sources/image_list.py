@@ -29,7 +29,7 @@ from tfaccel.common.errors import UserError
 from tfaccel.common.run_log import summary
 from tfaccel.common.tables import counted
 from tfaccel.data.file_names import AT_A_TIME, FileNames, GrowingFileNames
-from tfaccel.data.source import TASKS, Blobs, ImageSource
+from tfaccel.data.source import TASKS, Blobs, ImageSource, Lines
 from tfaccel.data.sources import several_labels, stored
 from tfaccel.data.sources.labels import from_text, several_in_one
 from tfaccel.data.sources.list_rows import Asked, Row, Rows, read_rows
@@ -115,7 +115,7 @@ def image_list(
     if not _is_file(paths[0]):
         raise UserError(
             f"{file} line {numbers[0]}: {paths[0]} does not exist; relative paths start in {root}: "
-            "give another folder as root= (--config.data.images)"
+            "name the folder of the images in data.images (in a script, root=)"
         )
     place = lambda index: f"{file} line {numbers[index]}"  # noqa: E731
     in_order, is_joined = np.sort(listed.hashes), False
@@ -131,13 +131,13 @@ def image_list(
             numbers, paths = listed.numbers, listed.paths
         _check_repeated(file, paths, listed.labels, numbers)
     settings = {"task": task, "class_names": class_names, "separator": label_separator}
-    found = _labels(read, listed, place, **settings)
+    found = _labels(file, read, listed, place, **settings)
     if is_joined:
         found = found._replace(reason=f"of task={task!r}")
     groups = np.array(listed.groups) if group_column is not None else None
     store = stored.list_images(paths, cache_gib=cache_gib) if is_url(paths[0]) else None
     source = ImageSource(
-        Blobs(paths, reader=store),
+        Blobs(paths, reader=store, lines=Lines(str(file), np.array(numbers, np.int64))),
         found.labels,
         found.class_names,
         groups=groups,
@@ -147,7 +147,30 @@ def image_list(
     return source
 
 
+def _other_columns(
+    file: pathlib.Path, columns: Sequence[str], class_names: Sequence[str]
+) -> UserError:
+    """Returns the error for columns of labels that are not the classes of the training."""
+    lacking = [each for each in class_names if each not in columns]
+    others = [each for each in columns if each not in class_names]
+    if lacking:
+        fix = f"has no column {lacking[0]}"
+        cure = (
+            f"add it to {file.name}, with 0 where an image is not of that class, or train only "
+            "with columns that both lists have, named in data.label_columns"
+        )
+    elif others:
+        fix = f"has a column {others[0]} too, which is no class of the training"
+        cure = f"leave it out, for example with data.label_columns=*,-{others[0]}"
+    else:
+        fix = f"has the columns of its labels in another order, {', '.join(columns[:5])}"
+        cure = "give label_columns in the order of class_names, for example in data.label_columns"
+    shown = ", ".join(class_names[:5]) + (", ..." if len(class_names) > 5 else "")
+    return UserError(f"{file} {fix}; the classes of the training are {shown}: {cure}")
+
+
 def _labels(
+    file: pathlib.Path,
     read: Rows,
     listed: "_Listed",
     place: Callable[[int], str],
@@ -167,10 +190,7 @@ def _labels(
             listed.labels, read.labels, task=task, place=place, pattern=read.pattern
         )
         if class_names is not None and found.class_names and found.class_names != (*class_names,):
-            raise UserError(
-                f"the columns {', '.join(found.class_names)} are the classes, but class_names="
-                f"{', '.join(class_names)}; give label_columns in the order of class_names"
-            )
+            raise _other_columns(file, found.class_names, class_names)
         return found
     fields, reason = [each for (each,) in listed.labels], f"of task={task!r}"
     if task == "auto" and separator is not None:

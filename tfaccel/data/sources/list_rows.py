@@ -180,9 +180,12 @@ def _header(file: pathlib.Path, line: str, asked: Asked) -> tuple[str, Columns] 
     given = {name: each for name, each in asked._asdict().items() if each is not None}
     if given:
         name, value = next(iter(given.items()))
+        value = ",".join(value) if name == "label_columns" else value
+        parts = max((line.split(each) for each in DELIMITERS), key=len)
         raise UserError(
-            f"{name}={value!r}, but {file} line 1 has no such column; expected a "
-            "header with the names of the columns, such as path,label,patient"
+            f"{name}={value!r}, but {file} line 1 has no such column; it has "
+            f"{', '.join(map(str.strip, parts)):.300}: give one of them; if line 1 names no "
+            "columns, add a header, such as path,label,patient"
         )
     return None
 
@@ -234,11 +237,16 @@ def _columns(where: str, columns: Sequence[str], asked: Asked) -> Columns:
                 f"'{labels}' for a label; it has {shown}: give some of them"
             )
         labels = [each for each in labels if each not in others]
-    if found["path_column"] is None or None in labels or not labels:
+    lacking = {
+        "path_column": (PATH_COLUMNS, found["path_column"] is None),
+        "label_column (or label_columns)": (LABEL_COLUMNS, None in labels or not labels),
+    }
+    lacking = {name: usual for name, (usual, is_lacking) in lacking.items() if is_lacking}
+    if lacking:
+        usual = " and one of ".join(", ".join(each) for each in lacking.values())
         raise UserError(
-            f"{where} has the columns {shown}; expected one of "
-            f"{', '.join(PATH_COLUMNS)} and one of {', '.join(LABEL_COLUMNS)}: give "
-            "path_column and label_column (or label_columns), or rename them"
+            f"{where} has the columns {shown}; expected one of {usual}: give "
+            f"{' and '.join(lacking)}, or rename the column{'s' if len(lacking) > 1 else ''}"
         )
     names = tuple(columns[each] for each in labels)
     return Columns(found["path_column"], tuple(labels), found["group_column"], names)

@@ -77,7 +77,8 @@ def image_pairs(
             if alone[side]
         )
         raise UserError(
-            f"{'; and '.join(problems)}: expected the same paths below both, except for the suffix"
+            f"{'; and '.join(problems)}: expected the same paths below both, except for the "
+            "suffix. Add or rename the partners, or move these images away"
         )
     images, targets = (each.done() for each in found)
     return ImageSource(

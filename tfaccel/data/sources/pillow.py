@@ -37,16 +37,21 @@ UNREADABLE = (OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError
 
 
 def undecodable(blobs: Blobs, index: int) -> str | None:
-    """Returns `"name (cause)"` if an image cannot be read or decoded, else None."""
+    """Returns "name (cause)", with a list's line, if an image cannot be decoded; else None."""
     if blobs.form is not None:
         fault = raster.fault_of(blobs, index)
-        return f"{blobs.name(index)} ({fault})" if fault else None
+        return _named(blobs, index, fault) if fault else None
     try:
         with _open(blobs, index) as image:
             image.load()
     except UNREADABLE as error:
-        return f"{blobs.name(index)} ({cause(error)})"
+        return _named(blobs, index, cause(error))
     return None
+
+
+def _named(blobs: Blobs, index: int, fault: str) -> str:
+    line = f", named in {blobs.lines.of(index)}" if blobs.lines else ""
+    return f"{blobs.name(index)} ({fault}{line})"
 
 
 def image_size(blobs: Blobs, index: int, *, headers: "Headers | None" = None) -> tuple[int, int]:
@@ -75,10 +80,7 @@ def raster_header(blobs: Blobs, index: int) -> raster.Header:
     try:
         return raster.header_of(blobs, index)
     except raster.FAULTS as error:
-        raise UserError(
-            f"{blobs.name(index)} cannot be read as an image ({raster.cause(error)}); replace it "
-            "or move it away"
-        ) from error
+        raise _unreadable(blobs, index, error, raster.cause(error)) from error
 
 
 def image_sizes(blobs: Blobs, ids: np.ndarray, *, num_threads: int) -> np.ndarray:
@@ -257,10 +259,23 @@ def header(blobs: Blobs, index: int) -> PIL.Image.Image:
                 f"{blobs.name(index)} is not an image of 8 bits with 1 or 3 channels; to read such "
                 f"images as they are stored, set {form}"
             ) from error
-        raise UserError(
-            f"{blobs.name(index)} cannot be read as an image ({cause(error)}); replace it or move "
-            "it away"
-        ) from error
+        raise _unreadable(blobs, index, error, cause(error)) from error
+
+
+def _unreadable(blobs: Blobs, index: int, error: Exception, why: str) -> UserError:
+    """Returns the error for an image that cannot be read, because of `why`."""
+    name = blobs.name(index)
+    if blobs.lines is None:
+        return UserError(f"{name} cannot be read as an image ({why}); replace it or move it away")
+    skip = "train without such images by data.bad_files=skip"
+    if isinstance(error, FileNotFoundError):
+        return UserError(
+            f"{blobs.lines.of(index)}: {name} does not exist; correct or remove the line, or {skip}"
+        )
+    return UserError(
+        f"{blobs.lines.of(index)}: {name} cannot be read as an image ({why}); replace it, remove "
+        f"the line, or {skip}"
+    )
 
 
 class Headers:

@@ -11,6 +11,7 @@ separates several names.
 """
 
 import ast
+import itertools
 import json
 import logging
 import re
@@ -34,6 +35,9 @@ from tfaccel.data.sources.labels import (
 log = logging.getLogger("tfaccel")
 
 FLAGS = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "false": 0.0, "true": 1.0}
+# The part of a column's values that are probably a mistake if all others are 0 or 1. Columns of
+# fewer values than LEAST_SURE say too little.
+MOST_STRAY, LEAST_SURE = 0.05, 10
 MOST_COLUMNS = 100_000  # classes of images with several; larger numbers are surely identifiers
 JSON = "json"  # the separator of a field with a list, as JSON or as Python writes it
 WORDS = {" ": "blanks"}
@@ -71,14 +75,19 @@ def of_columns(
       UserError: a value is missing, or is not of the task.
     """
     texts = list(zip(*rows, strict=True))  # of each column
-    are_flags = all(map(_has_flags, texts))
+    are_flags, asks = all(map(_has_flags, texts)), task != "auto"
     reason = f"of task={task!r}"
     if task == "auto":
         task = "multilabel" if are_flags else "regression"
         held = "only 0 and 1" if are_flags else "numbers"
         reason = f"{_listed('column', columns)} {'have' if columns[1:] else 'has'} {held}"
+        if not are_flags:
+            _warn_of_strays(rows, columns, texts, place)
     if task == "regression":
-        labels = _numbers(rows, columns, texts, place, pattern)
+        expected = "a finite number, such as 0.5"
+        if not asks and all(x.lower() in FLAGS for values in texts for x in values if x):
+            expected = "0 or 1, as in the other lines"
+        labels = _numbers(rows, columns, texts, expected, place, pattern)
         return Labels(labels, (), tuple(columns), reason)
     if not are_flags:
         _refuse(rows, columns, lambda value: value.lower() in FLAGS, "0 or 1", place, pattern)
@@ -330,7 +339,42 @@ def _has_flags(texts: Sequence[str]) -> bool:
     return all(each.lower() in FLAGS for part in (texts[:1000], texts) for each in set(part))
 
 
-def _numbers(rows, columns, texts: Sequence[Sequence[str]], place, pattern) -> np.ndarray:
+def _warn_of_strays(rows, columns, texts, place) -> None:
+    """Warns if nearly all values are 0 or 1, so that the others may be mistakes."""
+    most = max(1, int(MOST_STRAY * len(rows)))
+    strays = [_strays(values, most) for values in texts]
+    if len(rows) < LEAST_SURE or not any(strays) or max(strays) > most:
+        return
+    index, name, value = next(
+        (index, name, value)
+        for index, row in enumerate(rows)
+        for name, value in zip(columns, row, strict=True)
+        if _is_stray(value)
+    )
+    log.warning(
+        "data: %s of %s %s neither 0 nor 1 (first %s: the column %s %s), so all are taken as "
+        "numbers, for a regression. If they are classes, mend the line and set data.task="
+        "multilabel, which refuses such a value. If they are numbers, set data.task=regression, "
+        "which silences this warning",
+        f"{sum(strays):,}",
+        counted(len(rows) * len(columns), "value"),
+        "is" if sum(strays) == 1 else "are",
+        place(index),
+        name,
+        f"is {value!r:.200}",
+    )
+
+
+def _strays(values: Sequence[str], most: int) -> int:
+    """Returns how many values are neither 0 nor 1; counts no further than `most` + 1."""
+    return sum(1 for _ in itertools.islice(filter(_is_stray, values), most + 1))
+
+
+def _is_stray(value: str) -> bool:
+    return bool(value) and value.lower() not in FLAGS  # an empty value is refused
+
+
+def _numbers(rows, columns, texts, expected: str, place, pattern) -> np.ndarray:
     """Returns the numbers in the columns, [num_examples, columns] float32."""
     try:
         # Python's float also takes 1_000, which no list means.
@@ -340,7 +384,7 @@ def _numbers(rows, columns, texts: Sequence[Sequence[str]], place, pattern) -> n
     except ValueError:
         labels = None
     if labels is None or not np.isfinite(labels).all():
-        _refuse(rows, columns, _is_finite, "a finite number, such as 0.5", place, pattern)
+        _refuse(rows, columns, _is_finite, expected, place, pattern)
     return labels
 
 

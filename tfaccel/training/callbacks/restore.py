@@ -21,6 +21,7 @@ from tfaccel.common.run_log import summary
 from tfaccel.config import Config, StepConfig, deciding
 from tfaccel.data.distribute import Loader
 from tfaccel.data.shards import Plan
+from tfaccel.data.source import NAMES
 from tfaccel.keras_internals.model_view import named_optimizers
 from tfaccel.runtime.agreement import check_same, together
 from tfaccel.training.callbacks.finite import NonFiniteError, RollBackError
@@ -196,6 +197,8 @@ class Origin:
             now = {name: each for name, each in now.items() if name != XLA}
         elif before[XLA] is None:
             before[XLA] = state.get("xla")
+        if NAMES not in before:  # which checkpoints of earlier versions do not know
+            now = {name: each for name, each in now.items() if name != NAMES}
         differences = list(_differences(before, now))
         more = f"; and {len(differences) - MOST_SAID} more" if len(differences) > MOST_SAID else ""
         changed = "; ".join(differences[:MOST_SAID]) + more
@@ -363,7 +366,8 @@ def _data_facts(loader: Loader) -> dict:
     del plan["num_replicas"]
     if plan.get("sampling") is None:  # as in checkpoints from before there was sampling
         plan.pop("sampling", None)
-    return {name: repr(each) for name, each in {**facts, **plan}.items()}
+    names = {NAMES: facts.pop(NAMES)} if NAMES in facts else {}  # compared one by one
+    return {name: repr(each) for name, each in {**facts, **plan}.items()} | names
 
 
 def _optimizer_facts(model) -> dict:
