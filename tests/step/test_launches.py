@@ -176,7 +176,9 @@ def test_batches_may_be_any_nest(launches):
 
     ours = trained(11, fit(), make=named)
     assert launches == [11, 11]
-    assert_alike(ours, trained(1, fit(), make=named, xla=False))
+    # The inputs are as large as the numbers of tokens, and so are the roundings of sums.
+    of_single_steps = trained(1, fit(), make=named, xla=False)
+    assert_alike(ours, of_single_steps, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
