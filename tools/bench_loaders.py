@@ -124,18 +124,18 @@ def jpeg_arms(
         for name, window in (("tf.data", uniform_window), ("tf.data sdbb", distorted_window))
     }
     if importlib.util.find_spec("pyarrow") is not None:
-        path = scratch / "images.arrow"
-        write_arrow(files, path)
-        (arms["tf_data, Arrow"],) = ours(("tf_data",), sources.arrow(path), images, crops).values()
+        table = scratch / "images.arrow"
+        write_arrow(files, table)
+        (arms["tf_data, Arrow"],) = ours(("tf_data",), sources.arrow(table), images, crops).values()
         if importlib.util.find_spec("datasets") is not None:
-            arms["datasets"] = lambda: timed(datasets_of_arrow(path, batch_size), batch_size)
+            arms["datasets"] = lambda: timed(datasets_of_arrow(table, batch_size), batch_size)
     if importlib.util.find_spec("aiohttp") is not None:
         source = fetched(files, scratch / "web")
         (arms["tf_data, fetched"],) = ours(("tf_data",), source, images, crops).values()
     if importlib.util.find_spec("array_record") is not None:
-        path = scratch / "images.array_record"
-        write_array_record(files, path)
-        source = sources.array_record(path, image_key="image", label_key="label")
+        records = scratch / "images.array_record"
+        write_array_record(files, records)
+        source = sources.array_record(records, image_key="image", label_key="label")
         (arms["tf_data, ArrayRecord"],) = ours(("tf_data",), source, images, crops).values()
     if importlib.util.find_spec("grain") is not None:
         items = grain_items(files)
