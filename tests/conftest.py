@@ -454,11 +454,13 @@ def no_collector():
 
 @pytest.fixture(scope="module")
 def quick_collector():
-    """The collector looks through what the tests make, not for 0.6 s through all of TensorFlow."""
+    """The collector looks through what the tests make, not through what all others left."""
     gc.collect()
     gc.freeze()
     yield
-    gc.unfreeze()
+    gc.unfreeze()  # and TensorFlow's objects with it, which `pytest_configure` had frozen
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

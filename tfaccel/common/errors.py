@@ -54,12 +54,17 @@ def exit_as_the_command() -> None:
     sys.excepthook = hook
 
 
+def nearest(name: str, valid: Iterable[str]) -> str | None:
+    """Returns the valid name that was probably meant; None if no name is near."""
+    by_lowercase = {each.lower(): each for each in sorted(valid)}
+    near = [each for each in by_lowercase if name and each.startswith(name.lower())]
+    near = near or difflib.get_close_matches(name.lower(), by_lowercase, n=1, cutoff=0.5)
+    return by_lowercase[near[0]] if near else None
+
+
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
     """Returns `"; did you mean 'x'?"` for the nearest valid name, or the list of valid names."""
     valid = sorted(valid)
-    by_lowercase = {each.lower(): each for each in valid}
-    near = [each for each in by_lowercase if name and each.startswith(name.lower())]
-    near = near or difflib.get_close_matches(name.lower(), by_lowercase, n=1, cutoff=0.5)
-    if near:
-        return f"; did you mean '{by_lowercase[near[0]]}'?"
+    if (near := nearest(name, valid)) is not None:
+        return f"; did you mean '{near}'?"
     return f"; expected one of: {', '.join(valid)}" if valid else ""

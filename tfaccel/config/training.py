@@ -13,7 +13,7 @@ from tfaccel.common.checks import (
     check_optional_ints,
     check_text,
 )
-from tfaccel.common.errors import UserError, did_you_mean
+from tfaccel.common.errors import UserError, nearest
 from tfaccel.config.documented import documented
 
 DECAYS = ("constant", "step", "cosine", "linear")
@@ -217,9 +217,9 @@ class TrainConfig:
             check_number("global_clipnorm", self.global_clipnorm, above=0)
         check_flag("nesterov", self.nesterov)
         if self.loss not in LOSSES:
-            hint = did_you_mean(str(self.loss), LOSSES)
-            hint = f"{hint} " if hint.endswith("?") else "; "
-            raise UserError(f"loss={self.loss!r}{hint}{LOSSES_IN_WORDS}")
+            near = nearest(str(self.loss), LOSSES)
+            hint = "" if near is None else f" did you mean '{near}'?"
+            raise UserError(f"loss={self.loss!r};{hint} {LOSSES_IN_WORDS}")
         check_number("focal_gamma", self.focal_gamma, at_least=0)
         if "focal" not in self.loss and self.focal_gamma != TrainConfig.focal_gamma:
             raise UserError(

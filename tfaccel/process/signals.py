@@ -111,6 +111,7 @@ class StopSignals:
         self.requested, self._since = None, 0.0
         self._what_comes, self._error, self._speaks = what_comes, error, speaks
         self._at_once = ""  # what a signal causes within `at_once`
+        self._has_raised = False
         self._before, self._interrupts, self._is_echo = {}, False, False
 
     def __enter__(self) -> "StopSignals":

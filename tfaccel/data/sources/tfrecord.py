@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tfaccel.common.checks import check_choice, check_int
-from tfaccel.common.errors import UserError, did_you_mean
+from tfaccel.common.errors import UserError, did_you_mean, nearest
 from tfaccel.data.source import TASKS, ImageSource
 from tfaccel.data.sources import several_labels
 from tfaccel.data.sources.example import FeatureError, features, value, values
@@ -189,8 +189,7 @@ def _row(data, found, keys, *, lists: bool) -> dict:
         if key.encode() not in found:
             there = [each.decode(errors="replace") for each in found]
             hint = did_you_mean(key, there).removesuffix("?")
-            near = hint.split("'")[1] if hint.endswith("'") else "NAME"
-            name = column if column in there else near
+            name = column if column in there else nearest(key, there) or "NAME"
             flag = f"--config.data.{column}_key={name}, in a script "
             flag = "" if column == "target" else flag  # no config has pairs of records
             raise FeatureError(
