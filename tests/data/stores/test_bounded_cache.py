@@ -1,5 +1,6 @@
 """The folder of fetched files: its bound, its checks, and several processes."""
 
+import fcntl
 import multiprocessing
 import os
 import pathlib
@@ -93,6 +94,24 @@ def test_an_open_file_stays(tmp_path):
             put(cache, "bb", 15)
     put(cache, "bb", 15)
     assert names_in(tmp_path) == {"bb"}
+
+
+@pytest.mark.parametrize("when", ["while it is opened", "while it is added"])
+def test_a_file_that_is_removed_before_it_is_held_is_fetched_again(tmp_path, monkeypatch, when):
+    cache, log = BoundedCache(tmp_path, 100), []
+    if when == "while it is opened":
+        put(cache, "ab", 10)
+    lock, left = fcntl.flock, [1]
+
+    def lock_late(file, operation):
+        if operation & fcntl.LOCK_SH and left.pop(0) if left else False:
+            os.unlink(tmp_path / "ab" / "ab")  # another process was quicker
+        lock(file, operation)
+
+    monkeypatch.setattr("fcntl.flock", lock_late)
+    with cache.opened("ab", 10, writer(10, log=log, name="ab"), what="u") as file:
+        assert os.path.samestat(os.stat(file.name), os.fstat(file.fileno()))
+    assert log == ["ab"] * (1 if when == "while it is opened" else 2)
 
 
 def test_a_file_that_is_larger_than_the_bound(tmp_path):

@@ -132,8 +132,9 @@ class BoundedCache:
             file = open_regular(path, buffering=0)
         except FileNotFoundError:
             return None
-        with contextlib.suppress(BlockingIOError):  # it is being removed, and stays readable
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if not _held(path, file):
+            file.close()
+            return None
         if size is not None and os.fstat(file.fileno()).st_size != size:
             file.close()
             with self._counted() as count:
@@ -181,10 +182,9 @@ class BoundedCache:
                 with self._lock:
                     self._passing[path] = False
                 self._note_read(path, ahead=ahead)
-            if not _is(path, file):  # the store's library has written another file there
+            if not _held(path, file):  # or the store's library has written another file there
                 file.close()
                 return None
-            fcntl.flock(file, fcntl.LOCK_SH)
             file.seek(0)
             file.name = path
             return file
@@ -297,6 +297,18 @@ def _is(path: str, file: BinaryIO) -> bool:
         return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
     except FileNotFoundError:
         return False
+
+
+def _held(path: str, file: BinaryIO) -> bool:
+    """Locks an open file, and returns whether its path leads to it from now on.
+
+    Another thread or process may have removed it after it was opened. DALI would then not find it.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:  # it is being removed, or has just been added
+        return False
+    return _is(path, file)
 
 
 def _removed(path: str) -> int:
