@@ -23,10 +23,10 @@ its rows/s, ms of a step, spread of the stretches, peak memory, and start. The r
 rows/s and the ratio of peak memory. The batches on the device do not count as memory, and the rival
 with the least memory counts.
 
-The rows C measure starts: the seconds to the end of the first step, to the 1,000th, and to full
-speed. Each arm is a process with empty compile caches, one after another. Ours starts again with
-the caches that it filled: this arm is called "warm", and does not count for the ratio. Ours runs 10
-steps in an execution, and its first step is the end of the first execution.
+The rows C measure starts: the seconds to the end of the first step, to full speed, and, in rows C1
+to C4, to the 1,000th step. Each arm is a process with empty compile caches, one after another. Ours
+starts again with the caches that it filled: this arm is called "warm", and does not count for the
+ratio. Ours runs 10 steps in an execution, and its first step is the end of the first execution.
 
     python tools/bench.py --rows=V7,L1 --torch-python=python3 --output=out --time-limit=580
     python tools/bench.py --rows=V,L --smoke --torch-python=python3

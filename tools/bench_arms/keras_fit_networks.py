@@ -5,7 +5,7 @@ It talks to the driver through protocol.py. It is what a user of Keras writes: a
 
     network, tiny           a key of networks.NETWORKS; true for its tiny size
     precision               the dtype policy
-    batch, size             rows of a step; height and width of images, or tokens of a text
+    batch, size             rows of a step; height and width of images
     epoch_steps             steps of an epoch
     first_steps, steps_of_mark
                             see timed_fit.start_arm
@@ -29,9 +29,12 @@ def begin(settings: dict) -> protocol.Arm:
 
 
 def batches(network: Network, number: int) -> tf.data.Dataset:
-    """Returns endless batches of images and labels."""
+    """Returns endless batches of images and their labels, or masks."""
     images = random_images(network.batch, network.size)
-    labels = ours_networks.labels(network, network.batch)
+    if network.kind == "mask":
+        labels = ours_networks.masks(network, network.batch)
+    else:
+        labels = ours_networks.labels(network, network.batch)
     each = tf.data.Dataset.from_tensors((images, labels)).repeat(number).cache().repeat()
 
     def normalised(images, labels):

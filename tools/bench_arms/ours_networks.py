@@ -97,12 +97,9 @@ def make_data(network: Network, run: tfaccel.Run, epoch_steps: int) -> tuple:
         return loader(network, run, source), images.nbytes, {}
     if network.kind == "mask":
         images = random_images(number, network.size)
-        few = np.random.default_rng(0).integers(
-            0, network.num_classes, (64, network.size, network.size, 1), dtype=np.uint8
-        )
-        masks = np.resize(few, (number, *few.shape[1:]))
-        source = tfaccel.sources.arrays(images, targets=masks)
-        num_bytes = images.nbytes + masks.nbytes
+        targets = masks(network, number)
+        source = tfaccel.sources.arrays(images, targets=targets)
+        num_bytes = images.nbytes + targets.nbytes
         return loader(network, run, source, targets="mask"), num_bytes, {}
     batches = tf.data.Dataset.from_tensor_slices(texts(network, epoch_steps))
     return batches.cache().repeat().prefetch(4), 0, {"steps_per_epoch": epoch_steps}
@@ -113,6 +110,14 @@ def labels(network: Network, number: int) -> np.ndarray:
     found = np.random.default_rng(0).integers(0, network.num_classes, number).astype(np.int32)
     found[: network.num_classes] = np.arange(network.num_classes)[:number]
     return found
+
+
+def masks(network: Network, number: int) -> np.ndarray:
+    """Returns [number, size, size, 1] uint8: 64 random masks of classes repeated, to be quick."""
+    some = np.random.default_rng(0).integers(
+        0, network.num_classes, (64, network.size, network.size, 1), dtype=np.uint8
+    )
+    return np.resize(some, (number, *some.shape[1:]))
 
 
 def loader(network: Network, run: tfaccel.Run, source, **settings):

@@ -145,6 +145,11 @@ def make_rows(*, batch: int, tiny: bool = False) -> tuple[Row, ...]:
         start_row("C2", "densenet121", goal=1, tiny=tiny),
         start_row("C3", "efficientnetv2b0", goal=1, tiny=tiny),
         start_row("C4", "vit_b16", goal=1, tiny=tiny),
+        start_row("C5", "mobilenetv3_large", goal=1, tiny=tiny, steps=200),
+        start_row("C6", "convnext_tiny", goal=1, tiny=tiny, steps=200),
+        start_row("C7", "unet", goal=1, tiny=tiny, steps=200),
+        start_row("C8", "bert", goal=1, tiny=tiny, steps=200),
+        start_row("C9", "lstm", goal=1, tiny=tiny, steps=200),
         Row(
             "M1",
             "peak GPU memory, mixed_float16 and XLA / Keras float32, no XLA; 5 batches on the GPU",
@@ -232,38 +237,43 @@ def network_row(
     )
 
 
-def start_row(name: str, network: str, *, goal: float, tiny: bool) -> Row:
+def start_row(name: str, network: str, *, goal: float, tiny: bool, steps: int = 1000) -> Row:
     """Returns a row of the seconds to a network's first step, with empty compile caches.
+
+    Networks of images are also compared with Keras alone.
 
     Args:
       name: the name of the row.
-      network: a key of networks.NETWORKS, of images.
+      network: a key of networks.NETWORKS.
       goal: the goal for the ratio of seconds.
       tiny: whether the network is tiny.
+      steps: the steps that are timed.
     """
     facts = networks.find(network, tiny=tiny)
     work = {
         **work_of(network, facts, tiny=tiny),
-        "first_steps": 4 * TINY_MARK if tiny else 1000,
+        "first_steps": 4 * TINY_MARK if tiny else steps,
         "steps_of_mark": TINY_MARK if tiny else MARK,
     }
     of_keras = {"precision": "mixed_bfloat16", "epoch_steps": facts.epoch_steps, **work}
     of_ours = {"xla": None, "steps_per_execution": work["steps_of_mark"], **of_keras}
+    rivals = {
+        "torch.compile": {
+            "program": "torch_networks.py",
+            "dtype": "bfloat16",
+            "attention": "chosen",
+            "mode": "default",
+            **work,
+        }
+    }
+    if not facts.is_of_tokens:
+        rivals["Keras, jit_compile=True"] = {"program": "keras_fit_networks.py", **of_keras}
     return Row(
         name,
         f"{facts.words}, seconds to the first step, nothing compiled before / torch.compile",
         goal,
         {"mixed_bfloat16": {"program": "ours_networks.py", **of_ours}},
-        {
-            "torch.compile": {
-                "program": "torch_networks.py",
-                "dtype": "bfloat16",
-                "attention": "chosen",
-                "mode": "default",
-                **work,
-            },
-            "Keras, jit_compile=True": {"program": "keras_fit_networks.py", **of_keras},
-        },
+        rivals,
         measure=START,
         needs=needs_of(facts, tiny=tiny),
     )
