@@ -50,10 +50,8 @@ Exit codes: 0 done; 1 a row failed, and the others were measured; 2 a mistake in
 """
 
 import argparse
-import ast
 import dataclasses
 import datetime
-import functools
 import json
 import math
 import pathlib
@@ -66,7 +64,7 @@ from collections.abc import Iterator, Sequence
 
 from bench_arms.arm_lines import arm_lines
 from bench_arms.arm_process import ArmError, ArmProcess
-from bench_arms.call import NO_PACKAGE, NO_TORCH, UsageError, exit_code, whole
+from bench_arms.call import NO_PACKAGE, NO_TORCH, UsageError, exit_code, listed_settings, whole
 from bench_arms.machine import (
     TOOLS,
     environment_of,
@@ -170,14 +168,6 @@ def settings_of_ours(text: str) -> dict:
         if name not in known:
             raise argparse.ArgumentTypeError(f"no setting '{name}'{did_you_mean(name, known)}")
     return given
-
-
-@functools.cache
-def listed_settings(program: str) -> set[str]:
-    """Returns the names of the settings that an arm's program lists in its docstring."""
-    docstring = ast.get_docstring(ast.parse((ARMS / program).read_text()))
-    lines = re.findall(r"^    ((?:\w+, )*\w+)(?: |$)", docstring, re.M)
-    return {name for line in lines for name in line.split(", ")}
 
 
 def measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:

@@ -40,9 +40,12 @@ from collections.abc import Sequence
 
 from bench_arms import networks
 from bench_arms.arm_process import ArmError, ArmProcess
-from bench_arms.call import UsageError, exit_code, whole
+from bench_arms.call import UsageError, check_arm, exit_code, whole
 from bench_arms.machine import TOOLS, environment_of, gpu_names, hardware
 
+OURS = "ours_networks.py"
+PROGRAMS = (OURS, "torch_networks.py")
+OWN = {"tree", "program", "environment", "only"}  # settings of this program, not of an arm's
 LIMIT_S = 560
 TRACE_S = 30  # that a traced stretch and its table take
 
@@ -93,6 +96,12 @@ def measure(options: argparse.Namespace) -> int:
     names = [name for name, _ in options.arm]
     if len({*names}) < len(names):
         raise UsageError(f"--arm: two arms have one name; received {', '.join(names)}")
+    for name, settings in options.arm:
+        program = settings.get("program", OURS)
+        if program not in PROGRAMS:
+            expected = f"expected {' or '.join(PROGRAMS)}"
+            raise UsageError(f"--arm: {name} has the program {program!r}; {expected}")
+        check_arm(name, settings, program=program, others=OWN)
     if options.trace is not None:
         options.trace.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -163,7 +172,7 @@ def start(
     """Starts the process of an arm."""
     network, _ = key
     facts = networks.find(network, tiny=options.smoke)
-    own = {"program": "ours_networks.py", "tree": str(TOOLS.parent), "environment": {}} | own
+    own = {"program": OURS, "tree": str(TOOLS.parent), "environment": {}} | own
     tree, program, added = (own.pop(each) for each in ("tree", "program", "environment"))
     own.pop("only", None)
     work = {

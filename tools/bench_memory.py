@@ -9,9 +9,13 @@ on this line comes next. If it does not fit, the batch gets smaller by 4%, up to
 result is a batch that did train, and at most 4% below one that did not, or as large as the line
 allows. Batches are multiples of 8.
 
-An arm's JSON object has settings of bench_arms/ours_networks.py. The rows of a step lie on the GPU,
-and two steps' rows count as memory. The table has the largest batches, how they compare with the
-first arm's, and rows/s at that batch. --output gets memory-NETWORK-HARDWARE.json. Exit codes: 0
+An arm's JSON object has settings of bench_arms/ours_networks.py. Its own setting "guess" is a batch
+that takes the place of the two small ones, each of which is a start with its compilation. If the
+guess fits at once, a larger batch may fit, too.
+
+The rows of a step lie on the GPU, and two steps' rows count as memory. A line says what each batch
+gave. The table has the largest batches, how they compare with the first arm's, and rows/s at that
+batch. --output gets memory-NETWORK-HARDWARE.json. Exit codes: 0
 done; 1 an arm failed, or the time limit was reached; 2 a mistake in the call.
 """
 
@@ -19,6 +23,7 @@ import argparse
 import datetime
 import functools
 import json
+import math
 import pathlib
 import statistics
 import sys
@@ -27,10 +32,12 @@ from collections.abc import Callable, Sequence
 
 from bench_arms import networks
 from bench_arms.arm_process import ArmError, ArmProcess
-from bench_arms.call import UsageError, exit_code, whole
+from bench_arms.call import UsageError, check_arm, exit_code, whole
 from bench_arms.machine import TOOLS, environment_of, gpu_names, hardware
+from bench_arms.time_limit import TimeLimit
 from bench_beside import named
 
+PROGRAM = "ours_networks.py"
 LIMIT_S = 560  # for each answer of an arm
 MULTIPLE = 8
 SHARE = 0.95  # of the GPU's memory that the line may fill; TensorFlow's pool is a little smaller
@@ -63,21 +70,25 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     add("--repeats", type=whole(1), default=3, help="stretches at the largest batch")
     add("--output", type=pathlib.Path, help="a folder for the JSON file; default: write none")
-    add("--time-limit", type=whole(1), help="seconds, after which no further batch is tried")
+    add("--time-limit", type=whole(1), help="seconds, after which the program ends")
     return parser.parse_args(arguments)
 
 
 def measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Finds each arm's largest batch; prints the table and writes the file."""
-    ends = time.monotonic() + (options.time_limit or 10**9)
+    limit = TimeLimit(LIMIT_S, ends=time.monotonic() + (options.time_limit or math.inf))
+    for name, settings in options.arm:
+        check_arm(name, settings, program=PROGRAM, others={"guess"})
     gpus = gpu_names()
     if not gpus:
         raise UsageError("this machine has no GPU whose memory could be measured")
     found, failed = {}, False
     for name, settings in options.arm:
         try:
-            train = functools.partial(trained, settings=settings, options=options)
-            found[name] = largest(train, options, ends)
+            others = {key: value for key, value in settings.items() if key != "guess"}
+            train = functools.partial(trained, settings=others, options=options, limit=limit)
+            print(f"{name}:", flush=True)
+            found[name] = largest(train, options, limit, guess=settings.get("guess"))
         except (ArmError, TimeoutError) as error:
             print(f"{name}: {error}", flush=True)
             failed = True
@@ -99,7 +110,14 @@ def measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
-def trained(batch: int, *, settings: dict, options: argparse.Namespace, repeats: int = 1) -> dict:
+def trained(
+    batch: int,
+    *,
+    settings: dict,
+    options: argparse.Namespace,
+    limit: TimeLimit,
+    repeats: int = 1,
+) -> dict:
     """Trains stretches at a batch; returns the settings, the peak in MiB and rows/s.
 
     Raises:
@@ -118,41 +136,57 @@ def trained(batch: int, *, settings: dict, options: argparse.Namespace, repeats:
         "precision": options.precision,
         "xla": None,
     }
-    command = [sys.executable, str(TOOLS / "bench_arms" / "ours_networks.py")]
+    command = [sys.executable, str(TOOLS / "bench_arms" / PROGRAM)]
     with ArmProcess(
         f"{batch} rows", command, work | settings, environment=environment_of(1)
     ) as arm:
-        facts = arm.ready(limit_s=LIMIT_S)
-        stretches = [arm.stretch(limit_s=LIMIT_S) for _ in range(repeats)]
+        facts = arm.ready(limit_s=max(1, limit.left()))
+        stretches = [arm.stretch(limit_s=max(1, limit.left())) for _ in range(repeats)]
+    peak = max(each["peak_memory_mib"] for each in stretches)
+    rates = [each["rows_per_second"] for each in stretches]
+    print(
+        f"  {batch:,} rows: {peak:,.0f} MiB at the peak, {statistics.median(rates):,.0f} rows/s, "
+        f"first step after {facts['seconds_to_first_step']:.0f} s",
+        flush=True,
+    )
     return {
         "batch": batch,
-        "peak_memory_mib": max(each["peak_memory_mib"] for each in stretches),
-        "rows_per_second": [each["rows_per_second"] for each in stretches],
+        "peak_memory_mib": peak,
+        "rows_per_second": rates,
         "seconds_to_first_step": facts["seconds_to_first_step"],
         "settings": facts["settings"],
         "environment": facts["environment"],
     }
 
 
-def largest(train: Callable[[int], dict], options: argparse.Namespace, ends: float) -> dict:
+def largest(
+    train: Callable[[int], dict],
+    options: argparse.Namespace,
+    limit: TimeLimit,
+    *,
+    guess: int | None = None,
+) -> dict:
     """Returns what `train` gave for the largest batch, with the batches that were tried.
 
     Raises:
       ArmError: a small batch, or every batch on the line, did not train.
       TimeoutError: the time limit was reached before a batch on the line had trained.
     """
-    tried = [train(options.start), train(2 * options.start)]
-    limit = tried[0]["environment"]["gpus"][0]["memory_mib"]
-    batch = on_line(tried, limit_mib=SHARE * limit)
+    tried, batch = [], guess
+    if batch is None:
+        tried = [train(options.start), train(2 * options.start)]
+        memory_mib = tried[0]["environment"]["gpus"][0]["memory_mib"]
+        batch = on_line(tried, limit_mib=SHARE * memory_mib)
     refused = []
     for _ in range(MOST_TRIES):
-        if time.monotonic() > ends:
+        if not limit.allows(0):
             raise TimeoutError(f"--time-limit is over; batches of {batch} rows were not tried")
         try:
             best = train(batch, repeats=options.repeats)
         except ArmError as error:
             if len(refused) == MOST_TRIES - 1 or not is_out_of_memory(str(error)):
                 raise
+            print(f"  {batch:,} rows: out of memory", flush=True)
             refused.append(batch)
             batch = int(SMALLER * batch) // MULTIPLE * MULTIPLE
         else:

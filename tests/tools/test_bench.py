@@ -216,7 +216,7 @@ sys.exit(bench.main(["--rows=S1"]))
 """
     process = subprocess.Popen([sys.executable, "-c", driver], stderr=subprocess.PIPE, text=True)
     ends = time.monotonic() + 300
-    while not notes.exists() and time.monotonic() < ends:
+    while not notes.exists() and process.poll() is None and time.monotonic() < ends:
         time.sleep(0.02)
     arm_id = json.loads(notes.read_text())["id"]
     process.send_signal(number)

@@ -28,6 +28,16 @@ def test_two_arms_with_one_name_are_a_mistake():
     assert "two arms have one name" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [('{"remat": "blocks"}', "setting 'remat'"), ('{"program": "a.py"}', "program 'a.py'; exp")],
+)
+def test_settings_that_no_arm_has_are_a_mistake(settings, words):
+    done = run("--network=bert", f"--arm=a={settings}")
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
 @pytest.mark.slow
 def test_arms_are_timed_in_turns_and_a_failed_one_is_left_out(tmp_path):
     done = run(

@@ -2,7 +2,7 @@
 
 import argparse
 import importlib
-import time
+import math
 
 import pytest
 from loaded_tool import loaded
@@ -32,9 +32,9 @@ def arm(tool, *, most, fixed_mib=500, row_mib=10):
     return train, batches
 
 
-def found(tool, train, *, ends=None):
+def found(tool, train, *, guess=None, ends=math.inf):
     options = argparse.Namespace(start=16, repeats=3)
-    return tool.largest(train, options, time.monotonic() + 1000 if ends is None else ends)
+    return tool.largest(train, options, tool.TimeLimit(1000, ends=ends), guess=guess)
 
 
 def test_the_line_gives_the_largest_batch(tool):
@@ -50,6 +50,12 @@ def test_a_batch_that_does_not_fit_gets_smaller(tool):
     result = found(tool, train)
     assert batches[2:] == [1464, 1400]
     assert (result["batch"], result["refused"]) == (1400, [1464])
+
+
+def test_a_guess_takes_the_place_of_the_line(tool):
+    train, batches = arm(tool, most=1400)
+    assert found(tool, train, guess=1504)["refused"] == [1504, 1440]
+    assert batches == [1504, 1440, 1376]
 
 
 def test_other_errors_and_too_many_tries_are_errors(tool):
@@ -82,6 +88,11 @@ def test_without_a_gpu_it_is_a_mistake_in_the_call(tool, monkeypatch, capsys):
     monkeypatch.setattr(tool, "gpu_names", list)
     assert tool.main(["--network=vit_l16", "--arm=plain={}"]) == 2
     assert "no GPU" in capsys.readouterr().err
+
+
+def test_a_setting_that_no_arm_has_is_a_mistake_in_the_call(tool, capsys):
+    assert tool.main(["--network=vit_l16", '--arm=blocks={"remat": "blocks"}']) == 2
+    assert "blocks has the setting 'remat', which is none of ours" in capsys.readouterr().err
 
 
 @pytest.mark.slow
