@@ -142,6 +142,21 @@ def test_padded_batches_train_and_test_as_batches_without_padding(wanted, num_re
     assert_same(by_hand(model, batches(X, Y, WEIGHTS, padding=4)), wanted)
 
 
+@pytest.mark.parametrize("num_replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_mean_by_weights_over_pixels_divides_by_those_of_all_pixels(num_replicas):
+    def make():
+        keras.utils.set_random_seed(0)
+        image = keras.Input((2, 3, 4))
+        return keras.Model(image, layers.Dense(1)(image))
+
+    random = np.random.default_rng(0)
+    x, y = (random.normal(size=(4, 2, 3, count)).astype(np.float32) for count in (4, 1))
+    args = {"loss": keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")}
+    batch = padded_by(2, x, y, np.ones(4, np.float32))
+    ours = stepped(padded(make, num_replicas, **args), *batch, tested=True)
+    assert_same(ours, stepped(by_keras(make, **args), x, y, tested=True))
+
+
 def test_without_the_flag_a_weight_of_0_is_a_row():
     batch = padded_by(2, X[:4], Y["b"][:4], WEIGHTS[:4])
     args = {"loss": "mse", "metrics": ["mae"], "weighted_metrics": ["mse"]}

@@ -118,6 +118,8 @@ def _reduced_without_padding(reduce_weighted_values: Callable, real: tf.Tensor) 
         if reduction not in (None, "none"):  # else the caller reduces the values
             _check_rows(values, real)
             own = with_rank(real, values if mask is None else mask)
+            if reduction == "mean_with_sample_weight":  # Keras divides by the sum of the weights
+                own = tf.broadcast_to(own, tf.shape(values))
             if is_mean:  # tfaccel/step/plain_steps.py must tell this mask from those of the step
                 reduced = getattr(keras_own, "of_real_rows", keras_own)
             mask = own if mask is None else own & tf.cast(mask, tf.bool)
