@@ -208,6 +208,52 @@ def test_copies_wait_for_the_gradient_that_they_serve():
 
 
 @tf.custom_gradient
+def with_its_square(x):
+    """A tensor and its square, whose gradient reads both gradients and the tensor."""
+    return (x + 1, x * x), lambda first, second: first + 2 * second * x
+
+
+def test_copies_wait_for_the_loss_and_hold_the_batch():
+    """XLA may compute a copy at once that waits only for a constant, such as a gradient of 0."""
+    dense = [keras.layers.Dense(64, activation="tanh") for _ in range(6)]
+    model = keras.Sequential([keras.Input((64,)), *dense])
+    recompute = Recompute(lambda traced: segments.least_memory(traced).segments, xla=True)
+
+    @tf.function(autograph=False)
+    def step(x):
+        with tf.GradientTape() as tape:
+            for each in dense:
+                x = with_its_square(each(x))[0]  # nothing reads the square
+            loss = tf.reduce_sum(x * x)
+        gradient = recompute.around(tf.GradientTape.gradient)
+        return gradient(tape, loss, [each.value for each in model.trainable_variables])
+
+    graph = step.get_concrete_function(tf.TensorSpec((256, 64))).graph
+    copies = [op for op in graph.get_operations() if op.name.startswith("recomputed/")]
+    barriers = [each for each in copies if each.type == "XlaOptimizationBarrier"]
+    last = graph.get_operation_by_name("Sum")
+    assert len(barriers) > 1
+    for each in barriers:
+        before = comes_from(each.inputs[-1])
+        assert last.inputs[0].op.inputs[0].op in before  # what the loss is made of
+        assert not {id(own) for own in copies} & {id(own.op) for own in each.inputs[:-1]}
+    for each in copies:
+        if each not in barriers:
+            assert not [own for own in each.inputs if own.op.type == "Placeholder"]
+
+
+def comes_from(tensor):
+    """The operations whose values a tensor is made of; of zeros, only a shape is."""
+    found, waiting = [], [tensor.op]
+    while waiting:
+        op = waiting.pop()
+        if op not in found and op.type not in ("ZerosLike", "Shape"):
+            found.append(op)
+            waiting += [each.op for each in op.inputs]
+    return found
+
+
+@tf.custom_gradient
 def doubled(x):
     """Twice the input, and its gradient, which reads the result, each by a module of StableHLO."""
     spec = tf.TensorSpec(x.shape, x.dtype)
