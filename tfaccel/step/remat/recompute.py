@@ -31,6 +31,7 @@ from tfaccel.keras_internals.graph_copies import (
 )
 from tfaccel.keras_internals.xla_gradients import optimization_barrier
 
+_HANDLES = (tf.resource, tf.variant, tf.string)  # a barrier does not hold them
 _OF_FUNCTIONS = {"IdentityN"}  # with which functions with gradients of their own end
 # Operations of which only the input's shape matters.
 _OF_SHAPES = {"OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"}
@@ -162,8 +163,8 @@ class Segment:
                 is_gradient = source is tensor or tensor is tensor.op.outputs[-1]  # of a barrier
                 if not is_gradient or id(source.op) not in self._of_gradients:
                     continue
-                is_large = tensor.shape.rank != 0 and tensor.dtype.is_floating
-                if is_large and id(source) not in needing and places[id(source)] > found_place:
+                is_array = tensor.shape.rank != 0 and tensor.dtype not in _HANDLES
+                if is_array and id(source) not in needing and places[id(source)] > found_place:
                     found, found_place = tensor, places[id(source)]
             if found_place > end:
                 break
@@ -229,9 +230,7 @@ class Segment:
             for tensor in op.inputs:
                 if id(tensor) in self.inner:
                     waiting.append(tensor.op)
-                elif tensor.dtype not in (tf.resource, tf.variant, tf.string) and not of_weights(
-                    tensor.op, self._of_weights
-                ):
+                elif tensor.dtype not in _HANDLES and not of_weights(tensor.op, self._of_weights):
                     entering[id(tensor)] = tensor
         return list(entering.values()), [each for each in self._segment if id(each) in found]
 
