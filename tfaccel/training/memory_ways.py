@@ -337,7 +337,10 @@ def _more_slices(situation: Situation, value: bool | None) -> bool | None:
 
 def _packed(situation: Situation, dtype: str) -> Situation:
     left = {"bfloat16": 0.5, "8bit": 0.26}[dtype]  # with a float32 for 256 values
-    saved = math.floor((1 - left) * situation.plan.optimizer)
+    plan = situation.plan
+    # The slice of the weights, which a sharded optimizer has, is not packed.
+    weights = plan.parameters // situation.num_replicas if situation.step.shard_states else 0
+    saved = math.floor((1 - left) * max(0, plan.optimizer - weights))
     # What is packed need not be moved to other replicas.
     replicas = situation.num_replicas
     by_slices = max(0, situation.saved_by_slices - saved * (replicas - 1) // replicas)
