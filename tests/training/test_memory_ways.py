@@ -43,7 +43,7 @@ def test_what_is_proposed_fits_by_the_plan(activations, parts):
         (100, 0.1, ["accumulation_steps", "remat", "global_batch_size"]),
         # With large gradients, a little to compute again is cheaper.
         (63, 8, ["remat", "accumulation_steps", "global_batch_size"]),
-        (130, 1, ["accumulation_steps", "global_batch_size"]),  # remat saves at most two fifths
+        (180, 1, ["accumulation_steps", "global_batch_size"]),  # remat saves at most three fifths
     ],
 )
 def test_the_cheapest_way_that_keeps_the_result_is_first(activations, gradients, names):
@@ -114,7 +114,7 @@ def test_a_budget_computes_no_more_again_than_it_must():
         for size in (70, 105)
     )
     assert little.settings[0][1] == much.settings[0][1] == int(66.5 * 1024)  # the room in MiB
-    assert 1 < little.times < much.times <= 1.27
+    assert 1 < little.times < much.times <= 1.3
 
 
 def test_two_ways_are_proposed_if_none_suffices():

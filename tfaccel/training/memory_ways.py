@@ -18,9 +18,9 @@ from tfaccel.config import StepConfig
 from tfaccel.training.memory_plan import FRAGMENTS, Plan
 
 # Of XLA's programs for an H100, the least favourable of four networks each (tools/results/LOG.md,
-# 2026-11-30): what remat="blocks" leaves of the activations (0.30 to 0.60), and the bytes that its
-# step moves (1.20 to 1.27 times).
-BLOCKS_LEAVE, BLOCKS_MOVE = 0.6, 1.27
+# 2026-11-30): what remat="blocks" leaves of the activations (0.22 to 0.38), and the bytes that its
+# step moves (1.20 to 1.30 times).
+BLOCKS_LEAVE, BLOCKS_MOVE = 0.4, 1.3
 # A step reads and writes each activation about so often (7.5 to 10 times, the same programs).
 MOVES = 8
 HALF_TAKES = 0.5  # of float32's time and activations, at best

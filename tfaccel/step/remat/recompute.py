@@ -230,9 +230,19 @@ class Segment:
             for tensor in op.inputs:
                 if id(tensor) in self.inner:
                     waiting.append(tensor.op)
-                elif tensor.dtype not in _HANDLES and not of_weights(tensor.op, self._of_weights):
+                elif _can_be_held(tensor) and not of_weights(tensor.op, self._of_weights):
                     entering[id(tensor)] = tensor
         return list(entering.values()), [each for each in self._segment if id(each) in found]
+
+
+def _can_be_held(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor may pass a barrier.
+
+    A whole number, such as the counter of a loop, may become a position or a size. TensorFlow has
+    to know these when it hands the program to XLA, and sees no further than a barrier.
+    """
+    is_number = tensor.shape.rank == 0 and tensor.dtype.is_integer
+    return tensor.dtype not in _HANDLES and not is_number
 
 
 def _places(traced: Pass) -> dict[int, int]:
