@@ -4,6 +4,7 @@ import contextlib
 import functools
 import logging
 import re
+from itertools import pairwise
 
 import keras
 import numpy as np
@@ -260,6 +261,47 @@ def comes_from(*tensors):
             each_alone = tensor.op.type == "IdentityN"
             waiting += [given[tensor.value_index]] if each_alone else given
     return found
+
+
+@tf.custom_gradient
+def gradient_of_passed_on(gradient, x):
+    """The gradient, which has one of its own; TensorFlow also passes on both arguments."""
+    return tf.identity(gradient), lambda second: (second, tf.zeros_like(x))
+
+
+@tf.custom_gradient
+def passed_on(x):
+    """The tensor itself. Its gradient is given the tensor, but reads nothing of it."""
+    return tf.identity(x), lambda gradient: gradient_of_passed_on(gradient, x)
+
+
+@pytest.mark.parametrize("xla", [True, False])
+def test_gradients_that_read_nothing_make_no_cycle(xla):
+    dense = [keras.layers.Dense(8, activation="tanh") for _ in range(8)]
+    model = keras.Sequential([keras.Input((8,)), *dense])
+
+    def gradients(choose):
+        recompute = Recompute(choose, xla=xla)
+
+        @tf.function(autograph=False, jit_compile=xla)
+        def step(x):
+            with tf.GradientTape() as tape:
+                for each in dense:
+                    x = passed_on(each(x))
+                loss = tf.reduce_sum(x)
+            gradient = recompute.around(tf.GradientTape.gradient)
+            return gradient(tape, loss, [each.value for each in model.trainable_variables])
+
+        return step(tf.ones((4, 8)))
+
+    def at_each_function(traced: Pass):
+        ends = [at for at, op in enumerate(traced.forward) if op.type == "IdentityN"]
+        assert len(ends) == len(dense)
+        return [list(traced.forward[first + 1 : last + 1]) for first, last in pairwise([-1, *ends])]
+
+    found = gradients(at_each_function)
+    for own, each in zip(found, gradients(lambda traced: []), strict=True):
+        np.testing.assert_allclose(own, each, rtol=1e-5, atol=1e-6)
 
 
 @tf.custom_gradient

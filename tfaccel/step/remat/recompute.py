@@ -84,15 +84,17 @@ class Recompute:
             made = graph.get_operations()[len(before) :]
             self._past.update(map(id, made))
             forward = [each for each in before if id(each) not in self._past]
-            self._recompute(Pass(forward, made))
+            self._recompute(Pass(forward, made), tf.nest.flatten(found))
             return found
 
         return compute
 
-    def _recompute(self, traced: Pass) -> None:
+    def _recompute(self, traced: Pass, results: Sequence) -> None:
         waits_for: dict[int, tf.Tensor] = {}  # what a copy waits for, by the id of the copy
         places = _places(traced)
-        for segment in reversed(self._choose(traced)):
+        chosen = self._choose(traced)
+        _cut_unused(traced, results)
+        for segment in reversed(chosen):
             own = Segment(segment, traced.backward)
             if (start := own.start(waits_for, places)) is not None:
                 made = own.replace(start, xla=self._xla)
@@ -177,11 +179,7 @@ class Segment:
             number = len(needing)
             for op in self._backward:
                 sources = (waits_for.get(id(each.op), each) for each in op.inputs)
-                needs = [id(each) in needing for each in sources]
-                if op.type in _OF_FUNCTIONS:
-                    pairs = zip(needs, op.outputs, strict=True)
-                    needing |= {id(each) for is_needing, each in pairs if is_needing}
-                elif any(needs):
+                if any(id(each) in needing for each in sources):
                     needing.update(map(id, op.outputs))
         return needing
 
@@ -233,6 +231,28 @@ class Segment:
                 elif _can_be_held(tensor) and not of_weights(tensor.op, self._of_weights):
                     entering[id(tensor)] = tensor
         return list(entering.values()), [each for each in self._segment if id(each) in found]
+
+
+def _cut_unused(traced: Pass, results: Sequence) -> None:
+    """Takes from the ends of functions with gradients of their own what they only pass on.
+
+    Beside gradients they pass on what the function was given, which nothing reads. They would wait
+    for copies of it, and the copies may wait for one of these gradients. So they get a gradient of
+    the same shape in its place.
+    """
+    of_gradients = {id(each) for each in traced.backward}
+    used = set(map(id, results))
+    for op in traced.backward:
+        if op.type not in _OF_FUNCTIONS:
+            continue
+        gradients = [each for each in op.inputs if id(each.op) in of_gradients]
+        for index, (given, passed) in enumerate(zip(op.inputs, op.outputs, strict=True)):
+            if id(given.op) in of_gradients or id(passed) in used or passed.consumers():
+                continue
+            for each in gradients:  # any will do
+                if each.dtype == given.dtype and each.shape.is_compatible_with(given.shape):
+                    give_input(op, index, each)
+                    break
 
 
 def _can_be_held(tensor: tf.Tensor) -> bool:
