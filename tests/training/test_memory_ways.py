@@ -43,7 +43,7 @@ def test_what_is_proposed_fits_by_the_plan(activations, parts):
         (100, 0.1, ["accumulation_steps", "remat", "global_batch_size"]),
         # With large gradients, a little to compute again is cheaper.
         (63, 8, ["remat", "accumulation_steps", "global_batch_size"]),
-        (130, 1, ["accumulation_steps", "global_batch_size"]),  # remat saves at most two fifths
+        (180, 1, ["accumulation_steps", "global_batch_size"]),  # remat saves at most three fifths
     ],
 )
 def test_the_cheapest_way_that_keeps_the_result_is_first(activations, gradients, names):
@@ -91,7 +91,7 @@ def test_states_may_be_sharded_and_packed():
     assert (sharded.plan.optimizer, sharded.saved_by_slices) == (6 * GIB, 0)
     assert sharded.packs_states
     both = ways["state_dtype"].after(sharded, "bfloat16")
-    assert (both.plan.optimizer, both.packs_states) == (3 * GIB, False)
+    assert (both.plan.optimizer, both.packs_states) == (4 * GIB, False)  # 2 are of weights
     packed = ways["state_dtype"].after(before, "bfloat16")
     # Of 6 GiB two thirds could go, but the slices of weights take 2.
     assert (packed.plan.optimizer, packed.saved_by_slices) == (6 * GIB, 2 * GIB)
@@ -114,7 +114,7 @@ def test_a_budget_computes_no_more_again_than_it_must():
         for size in (70, 105)
     )
     assert little.settings[0][1] == much.settings[0][1] == int(66.5 * 1024)  # the room in MiB
-    assert 1 < little.times < much.times <= 1.27
+    assert 1 < little.times < much.times <= 1.3
 
 
 def test_two_ways_are_proposed_if_none_suffices():

@@ -433,6 +433,17 @@ def every_slice(optimizer) -> list:
     return [] if slices is None else slices.slices
 
 
+def num_bytes_of_states(optimizer) -> int:
+    """Returns the bytes that a replica keeps for an optimizer, slices of weights included.
+
+    Args:
+      optimizer: also a LossScaleOptimizer; None counts as nothing.
+    """
+    if optimizer is None:
+        return 0
+    return num_bytes_held([*optimizer.variables, *every_slice(inner_of(optimizer))])
+
+
 @contextlib.contextmanager
 def updating(optimizer, norms: Sequence[tf.Tensor] | None) -> Iterator[None]:
     """Within the context, the optimizer updates slices.

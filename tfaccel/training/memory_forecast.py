@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.config import StepConfig
-from tfaccel.keras_internals.sharded_states import num_bytes_held
+from tfaccel.keras_internals.sharded_states import num_bytes_of_states
 from tfaccel.step.memory.need import Need
 from tfaccel.training.checkpoint.state import bytes_of
 from tfaccel.training.memory_errors import situation_of
@@ -89,10 +89,7 @@ def forecast_for(model: keras.Model, need: Need) -> Forecast:
     On a GPU the variables and the first batches are already there, so that what TensorFlow holds
     and what DALI and others hold is read, and not estimated.
     """
-    parameters, optimizer = (
-        bytes_of(model.variables),
-        num_bytes_held(getattr(model.optimizer, "variables", ())),
-    )
+    parameters, optimizer = bytes_of(model.variables), num_bytes_of_states(model.optimizer)
     batches, limit, others = need.batches, None, None
     gpus = gpus_of(model)
     if gpus:

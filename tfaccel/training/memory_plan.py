@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.keras_internals.replica import local_replicas
-from tfaccel.keras_internals.sharded_states import is_elementwise, is_sharded, num_bytes_held
+from tfaccel.keras_internals.sharded_states import is_elementwise, is_sharded, num_bytes_of_states
 from tfaccel.process.out_of_memory import asked_bytes
 from tfaccel.runtime.devices import Device
 from tfaccel.runtime.gpu_usage import GpuUsage
@@ -31,7 +31,8 @@ class Plan:
 
     Attributes:
       parameters: the model's variables.
-      optimizer: the optimizer's variables, such as momenta and averages.
+      optimizer: the optimizer's variables, such as momenta and averages; with sharded states also
+        the slice of the weights that a replica updates.
       gradients: 0 if nothing is trained.
       activations: the rest of the step's memory, which grows with the rows; None if TensorFlow
         does not report it.
@@ -120,7 +121,7 @@ def read_plan(model: keras.Model, text: str, *, trains: bool) -> Plan:
     """
     plan = Plan(
         parameters=bytes_of(model.variables),
-        optimizer=num_bytes_held(getattr(model.optimizer, "variables", ())),
+        optimizer=num_bytes_of_states(model.optimizer),
         gradients=bytes_of(model.trainable_variables) if trains else 0,
     )
     gpus = gpus_of(model)

@@ -18,9 +18,9 @@ from tfaccel.config import StepConfig
 from tfaccel.training.memory_plan import FRAGMENTS, Plan
 
 # Of XLA's programs for an H100, the least favourable of four networks each (tools/results/LOG.md,
-# 2026-11-30): what remat="blocks" leaves of the activations (0.30 to 0.60), and the bytes that its
-# step moves (1.20 to 1.27 times).
-BLOCKS_LEAVE, BLOCKS_MOVE = 0.6, 1.27
+# 2026-11-30): what remat="blocks" leaves of the activations (0.22 to 0.38), and the bytes that its
+# step moves (1.20 to 1.30 times).
+BLOCKS_LEAVE, BLOCKS_MOVE = 0.4, 1.3
 # A step reads and writes each activation about so often (7.5 to 10 times, the same programs).
 MOVES = 8
 HALF_TAKES = 0.5  # of float32's time and activations, at best
@@ -337,7 +337,10 @@ def _more_slices(situation: Situation, value: bool | None) -> bool | None:
 
 def _packed(situation: Situation, dtype: str) -> Situation:
     left = {"bfloat16": 0.5, "8bit": 0.26}[dtype]  # with a float32 for 256 values
-    saved = math.floor((1 - left) * situation.plan.optimizer)
+    plan = situation.plan
+    # The slice of the weights, which a sharded optimizer has, is not packed.
+    weights = plan.parameters // situation.num_replicas if situation.step.shard_states else 0
+    saved = math.floor((1 - left) * max(0, plan.optimizer - weights))
     # What is packed need not be moved to other replicas.
     replicas = situation.num_replicas
     by_slices = max(0, situation.saved_by_slices - saved * (replicas - 1) // replicas)

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import logging
 import re
+from itertools import pairwise
 
 import keras
 import numpy as np
@@ -13,6 +14,7 @@ from conftest import compiled, in_new_process
 
 from tfaccel import StepConfig, UserError
 from tfaccel.keras_internals.call_module import call_module
+from tfaccel.step.memory.buffers import peak_bytes
 from tfaccel.step.remat import segments
 from tfaccel.step.remat.choose import Remat
 from tfaccel.step.remat.recompute import Pass, Recompute
@@ -208,6 +210,101 @@ def test_copies_wait_for_the_gradient_that_they_serve():
 
 
 @tf.custom_gradient
+def with_its_square(x):
+    """A tensor and its square, whose gradient reads both gradients and the tensor."""
+    return (x + 1, x * x), lambda first, second: first + 2 * second * x
+
+
+def test_copies_wait_for_the_loss_and_hold_the_batch():
+    """XLA may compute a copy at once that waits only for a constant, such as a gradient of 0."""
+    dense = [keras.layers.Dense(64, activation="tanh") for _ in range(6)]
+    model = keras.Sequential([keras.Input((64,)), *dense])
+    recompute = Recompute(lambda traced: segments.least_memory(traced).segments, xla=True)
+
+    @tf.function(autograph=False)
+    def step(rows, start):
+        x = rows[start : start + 256]
+        with tf.GradientTape() as tape:
+            for each in dense:
+                x = with_its_square(each(x))[0]  # nothing reads the square
+            loss = tf.reduce_sum(x * x)
+        gradient = recompute.around(tf.GradientTape.gradient)
+        return gradient(tape, loss, [each.value for each in model.trainable_variables])
+
+    graph = step.get_concrete_function(tf.TensorSpec((512, 64)), tf.TensorSpec((), tf.int32)).graph
+    copies = [op for op in graph.get_operations() if op.name.startswith("recomputed/")]
+    barriers = [each for each in copies if each.type == "XlaOptimizationBarrier"]
+    last = graph.get_operation_by_name("Sum")
+    needed = comes_from(*graph.outputs)
+    assert len(barriers) > 1
+    for each in barriers:
+        # Of a barrier, XLA takes away what no result is made of.
+        assert id(each.outputs[-1]) in needed
+        assert id(last.inputs[0].op.inputs[0]) in comes_from(each.inputs[-1])  # the loss is, too
+        # TensorFlow must know what may be a position before XLA compiles.
+        assert all(own.shape.rank for own in each.inputs)
+        assert not {id(own) for own in copies} & {id(own.op) for own in each.inputs[:-1]}
+    for each in copies:
+        if each not in barriers:
+            batch = [own for own in each.inputs if own.op.type == "Placeholder" and own.shape.rank]
+            assert not batch
+
+
+def comes_from(*tensors):
+    """The ids of the tensors whose values others are made of; of zeros, only a shape is."""
+    found, waiting = set(), [*tensors]
+    while waiting:
+        tensor = waiting.pop()
+        if id(tensor) not in found and tensor.op.type not in ("ZerosLike", "Shape"):
+            found.add(id(tensor))
+            given = tensor.op.inputs
+            each_alone = tensor.op.type == "IdentityN"
+            waiting += [given[tensor.value_index]] if each_alone else given
+    return found
+
+
+@tf.custom_gradient
+def gradient_of_passed_on(gradient, x):
+    """The gradient, which has one of its own; TensorFlow also passes on both arguments."""
+    return tf.identity(gradient), lambda second: (second, tf.zeros_like(x))
+
+
+@tf.custom_gradient
+def passed_on(x):
+    """The tensor itself. Its gradient is given the tensor, but reads nothing of it."""
+    return tf.identity(x), lambda gradient: gradient_of_passed_on(gradient, x)
+
+
+@pytest.mark.parametrize("xla", [True, False])
+def test_gradients_that_read_nothing_make_no_cycle(xla):
+    dense = [keras.layers.Dense(8, activation="tanh") for _ in range(8)]
+    model = keras.Sequential([keras.Input((8,)), *dense])
+
+    def gradients(choose):
+        recompute = Recompute(choose, xla=xla)
+
+        @tf.function(autograph=False, jit_compile=xla)
+        def step(x):
+            with tf.GradientTape() as tape:
+                for each in dense:
+                    x = passed_on(each(x))
+                loss = tf.reduce_sum(x)
+            gradient = recompute.around(tf.GradientTape.gradient)
+            return gradient(tape, loss, [each.value for each in model.trainable_variables])
+
+        return step(tf.ones((4, 8)))
+
+    def at_each_function(traced: Pass):
+        ends = [at for at, op in enumerate(traced.forward) if op.type == "IdentityN"]
+        assert len(ends) == len(dense)
+        return [list(traced.forward[first + 1 : last + 1]) for first, last in pairwise([-1, *ends])]
+
+    found = gradients(at_each_function)
+    for own, each in zip(found, gradients(lambda traced: []), strict=True):
+        np.testing.assert_allclose(own, each, rtol=1e-5, atol=1e-6)
+
+
+@tf.custom_gradient
 def doubled(x):
     """Twice the input, and its gradient, which reads the result, each by a module of StableHLO."""
     spec = tf.TensorSpec(x.shape, x.dtype)
@@ -356,7 +453,7 @@ else:
 """
 
 
-def peak_bytes(remat, *, gpus: tuple[int, ...], rows: int) -> int:
+def peak_of_process(remat, *, gpus: tuple[int, ...], rows: int) -> int:
     """The largest memory of a process, or of a GPU, that trains for a step."""
     names = {"GPUS": gpus, "XLA": bool(gpus), "REMAT": remat, "ROWS": rows}
     program = OF_DEEP_MODEL
@@ -369,14 +466,43 @@ def peak_bytes(remat, *, gpus: tuple[int, ...], rows: int) -> int:
 def test_a_step_needs_less_memory():
     # XLA of TensorFlow 2.21 takes barriers away on a CPU, and computes nothing again there.
     rows = 16384
-    kept = peak_bytes(None, gpus=(), rows=rows)
-    again = peak_bytes("blocks", gpus=(), rows=rows)
+    kept = peak_of_process(None, gpus=(), rows=rows)
+    again = peak_of_process("blocks", gpus=(), rows=rows)
     assert kept - again > 8 * rows * 256 * 4  # of 24 such arrays
 
 
 @pytest.mark.gpu
 def test_a_step_in_xla_needs_less_memory():
     rows = 65536
-    kept = peak_bytes(None, gpus=(0,), rows=rows)
-    again = peak_bytes("blocks", gpus=(0,), rows=rows)
+    kept = peak_of_process(None, gpus=(0,), rows=rows)
+    again = peak_of_process("blocks", gpus=(0,), rows=rows)
     assert kept - again > 10 * rows * 256 * 4  # as above; 12 on an H200
+
+
+# What XLA for an H100 assigns beside weights and the batch (tools/gpu_program.py's compiler, JAX
+# 0.9, 2026-11-30), in MiB. When barriers passed gradients that nothing read, "blocks" took 1,034.
+@pytest.mark.parametrize(("setting", "assigned"), [("blocks", 847), (None, 2181)])
+def test_the_forecast_is_within_a_tenth_of_what_xla_assigns(setting, assigned):
+    width, rows = 512, 32768
+    x = image = keras.Input((width,))
+    for _ in range(8):
+        y = keras.layers.LayerNormalization()(x)
+        y = keras.layers.Dense(2 * width, activation="relu")(y)
+        x = keras.layers.Add()([x, keras.layers.Dense(width)(y)])
+    model = keras.Model(image, keras.layers.Dense(width)(x))
+    weights = [each.value for each in model.trainable_variables]
+    remat = Remat(model, setting)
+
+    @tf.function(autograph=False)
+    def step(x):
+        with remat.in_step(xla=True) if setting else contextlib.nullcontext():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(x)))
+            gradients = tape.gradient(loss, weights)
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+    graph = step.get_concrete_function(tf.TensorSpec((rows, width))).graph
+    forecast = peak_bytes(graph, graph.outputs, xla=True, on_gpu=True)
+    assert forecast / 2**20 == pytest.approx(assigned, rel=0.1)

@@ -18,20 +18,23 @@ VIEWS = {
 RESHAPES = {"Bitcast", "ExpandDims", "Reshape", "Squeeze"}  # those of them with another shape
 # Operations that XLA computes in the kernels that read their results.
 ELEMENTWISE = {
-    "Abs", "Add", "AddN", "AddV2", "BiasAdd", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Cast",
-    "Ceil", "ClipByValue", "Cos", "Div", "DivNoNan", "Elu", "EluGrad", "Equal", "Erf", "Exp",
-    "Expm1", "Floor", "FloorDiv", "FloorMod", "Gelu", "Greater", "GreaterEqual", "InvGrad",
-    "IsFinite", "IsInf", "IsNan", "LeakyRelu", "LeakyReluGrad", "LeftShift", "Less", "LessEqual",
-    "Log", "Log1p", "LogicalAnd", "LogicalNot", "LogicalOr", "Maximum", "Minimum", "Mod", "Mul",
-    "MulNoNan", "Neg", "NextAfter", "NotEqual", "Pow", "RealDiv", "Reciprocal", "ReciprocalGrad",
-    "Relu", "Relu6", "Relu6Grad", "ReluGrad", "RightShift", "Round", "Rsqrt", "RsqrtGrad", "Select",
-    "SelectV2", "Selu", "SeluGrad", "Sigmoid", "SigmoidGrad", "Sign", "Sin", "Softplus",
-    "SoftplusGrad", "Softsign", "SoftsignGrad", "Sqrt", "SqrtGrad", "Square", "SquaredDifference",
-    "Sub", "Tan", "Tanh", "TanhGrad", "Xdivy", "Xlogy", "ZerosLike", "OnesLike",
+    "Abs", "Acos", "Acosh", "Add", "AddN", "AddV2", "Asin", "Asinh", "Atan", "Atan2", "Atanh",
+    "BiasAdd", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Cast", "Ceil", "ClipByValue", "Cos",
+    "Cosh", "Div", "DivNoNan", "Elu", "EluGrad", "Equal", "Erf", "Erfc", "Erfinv", "Exp", "Expm1",
+    "Floor", "FloorDiv", "FloorMod", "Gelu", "Greater", "GreaterEqual", "InvGrad", "IsFinite",
+    "IsInf", "IsNan", "LeakyRelu", "LeakyReluGrad", "LeftShift", "Less", "LessEqual", "Log",
+    "Log1p", "LogicalAnd", "LogicalNot", "LogicalOr", "Maximum", "Minimum", "Mod", "Mul",
+    "MulNoNan", "Neg", "NextAfter", "NotEqual", "OnesLike", "Pow", "RealDiv", "Reciprocal",
+    "ReciprocalGrad", "Relu", "Relu6", "Relu6Grad", "ReluGrad", "RightShift", "Rint", "Round",
+    "Rsqrt", "RsqrtGrad", "Select", "SelectV2", "Selu", "SeluGrad", "Sigmoid", "SigmoidGrad",
+    "Sign", "Sin", "Sinh", "Softplus", "SoftplusGrad", "Softsign", "SoftsignGrad", "Sqrt",
+    "SqrtGrad", "Square", "SquaredDifference", "Sub", "Tan", "Tanh", "TanhGrad", "Xdivy", "Xlogy",
+    "ZerosLike",
 }  # fmt: skip
 # Those of them that XLA for the CPU computes once, and writes for several readers.
 EXPENSIVE = {
-    "Cos", "Erf", "Exp", "Expm1", "Log", "Log1p", "Pow", "Sigmoid", "Sin", "Softplus", "Tan", "Tanh"
+    "Cos", "Erf", "Erfc", "Exp", "Expm1", "Log", "Log1p", "Pow", "Sigmoid", "Sin", "Softplus",
+    "Tan", "Tanh",
 }  # fmt: skip
 JOINS = {"Concat", "ConcatV2", "Pack"}  # likewise
 # The same, but an element of the result is at another place than what it is made of.

@@ -8,7 +8,9 @@ activations: tensors of the forward pass. For each segment of the forward pass t
 the operations that lead to these tensors are copied, and the gradients read the copies. The copies
 wait for the gradient that the segment's backward pass begins with: without XLA by a control
 dependency, and with XLA, which has none, by a barrier, which this gradient passes together with
-what enters the segment. This is what
+what enters the segment, the batch included. XLA begins what waits for nothing as early as it likes,
+and computes it once if the forward pass has the same. So the gradient must come from what follows
+the segment: that of a result which nothing reads is a constant. This is what
 `tf.recompute_grad` and `jax.checkpoint` do to functions (Chen et al. 2016, arXiv:1604.06174), done
 to operations. So layers need not be functions of tensors: random numbers are those of the forward
 pass, because what they are made of is an input of the segment, and what a layer assigns, such as
@@ -25,10 +27,14 @@ from tfaccel.keras_internals.graph_copies import (
     current_graph,
     give_input,
     is_copyable,
-    is_input,
     is_persistent,
 )
 from tfaccel.keras_internals.xla_gradients import optimization_barrier
+
+_HANDLES = (tf.resource, tf.variant, tf.string)  # a barrier does not hold them
+_OF_FUNCTIONS = {"IdentityN"}  # with which functions with gradients of their own end
+# Operations of which only the input's shape matters.
+_OF_SHAPES = {"OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,19 +84,21 @@ class Recompute:
             made = graph.get_operations()[len(before) :]
             self._past.update(map(id, made))
             forward = [each for each in before if id(each) not in self._past]
-            self._recompute(Pass(forward, made))
+            self._recompute(Pass(forward, made), tf.nest.flatten(found))
             return found
 
         return compute
 
-    def _recompute(self, traced: Pass) -> None:
-        waits_for: dict[int, tf.Operation] = {}  # what a copy waits for, by the id of the copy
-        for segment in reversed(self._choose(traced)):
+    def _recompute(self, traced: Pass, results: Sequence) -> None:
+        waits_for: dict[int, tf.Tensor] = {}  # what a copy waits for, by the id of the copy
+        places = _places(traced)
+        chosen = self._choose(traced)
+        _cut_unused(traced, results)
+        for segment in reversed(chosen):
             own = Segment(segment, traced.backward)
-            if (start := own.start(waits_for)) is not None:
-                gradient = start.tensor.op
+            if (start := own.start(waits_for, places)) is not None:
                 made = own.replace(start, xla=self._xla)
-                waits_for |= {id(each): gradient for each in made}
+                waits_for |= {id(each): start for each in made}
                 self._past.update(map(id, made))
 
 
@@ -136,37 +144,54 @@ class Segment:
         ]
         self.read = {id(each.tensor): each.tensor for each in self._reads}
 
-    def start(self, waits_for: dict[int, tf.Operation]) -> _Read | None:
+    def start(self, waits_for: dict[int, tf.Tensor], places: dict[int, int]) -> tf.Tensor | None:
         """Returns the gradient with which the backward pass of the segment begins; None without it.
 
-        It needs nothing of the segment, so what enters the segment can wait for it.
+        It needs nothing of the segment, so what enters the segment can wait for it. Of several, it
+        is the first that needs what follows the segment in the forward pass.
 
         Args:
           waits_for: what copies of other segments wait for, by the id of the copy.
+          places: of the last operation of the forward pass that a tensor is made of, by its id.
         """
-        needing = {id(each.reader) for each in self._reads}
+        needing = self._needing(waits_for)
+        end = max(places[id(each)] for op in self._segment for each in op.outputs)
+        found, found_place = None, -2
         for op in self._backward:
-            is_needing, others = id(op) in needing, []
-            for index, tensor in enumerate(op.inputs):
-                source = waits_for.get(id(tensor.op), tensor.op)
-                if id(source) in needing:
-                    is_needing = True
-                elif id(tensor.op) in self._of_gradients:
-                    is_large = tensor.shape.rank != 0 and tensor.dtype.is_floating
-                    others += [_Read(op, index)] if is_large else []
-            if is_needing:
-                needing.add(id(op))
-                if others:
-                    return others[0]
-        return None
+            if op.type in _OF_FUNCTIONS or not (op.outputs and id(op.outputs[0]) in needing):
+                continue
+            for tensor in op.inputs:
+                source = waits_for.get(id(tensor.op), tensor)
+                is_gradient = source is tensor or tensor is tensor.op.outputs[-1]  # of a barrier
+                if not is_gradient or id(source.op) not in self._of_gradients:
+                    continue
+                is_array = tensor.shape.rank != 0 and tensor.dtype not in _HANDLES
+                if is_array and id(source) not in needing and places[id(source)] > found_place:
+                    found, found_place = tensor, places[id(source)]
+            if found_place > end:
+                break
+        return found
 
-    def replace(self, start: _Read, *, xla: bool) -> list[tf.Operation]:
+    def _needing(self, waits_for: dict[int, tf.Tensor]) -> set[int]:
+        """Returns the ids of the gradients that need something of the segment."""
+        needing, number = set(self.inner), -1
+        while len(needing) != number:  # what a copy waits for may come after what reads the copy
+            number = len(needing)
+            for op in self._backward:
+                sources = (waits_for.get(id(each.op), each) for each in op.inputs)
+                if any(id(each) in needing for each in sources):
+                    needing.update(map(id, op.outputs))
+        return needing
+
+    def replace(self, start: tf.Tensor, *, xla: bool) -> list[tf.Operation]:
         """Makes the gradients read copies; returns the operations that were made."""
         entering, order = self._to_copy()
-        known, made, after = {}, [], [] if xla else [start.tensor.op]
+        known, made, after = {}, [], [] if xla else [start.op]
         if xla:
-            held, gradient, made = _held(entering, start.tensor)
-            give_input(start.reader, start.index, gradient)
+            readers = self._readers(start)
+            held, gradient, made = _held(entering, start)
+            for each in readers:  # XLA takes from a barrier what nothing needs
+                give_input(each.reader, each.index, gradient)
             known = dict(zip(map(id, entering), held, strict=True))
         for op in order:
             copy = copied(op, [known.get(id(each), each) for each in op.inputs], after=after)
@@ -176,6 +201,16 @@ class Segment:
         for each in self._reads:
             give_input(each.reader, each.index, known[id(each.tensor)])
         return made
+
+    def _readers(self, tensor: tf.Tensor) -> list[_Read]:
+        """Returns where gradients read a tensor."""
+        return [
+            _Read(op, index)
+            for op in {id(each): each for each in tensor.consumers()}.values()
+            if id(op) in self._of_gradients
+            for index, each in enumerate(op.inputs)
+            if each is tensor
+        ]
 
     def copies(self) -> list[tf.Operation]:
         """Returns the operations that are copied, in their order."""
@@ -193,9 +228,56 @@ class Segment:
             for tensor in op.inputs:
                 if id(tensor) in self.inner:
                     waiting.append(tensor.op)
-                elif not of_weights(tensor.op, self._of_weights) and not is_input(tensor.op):
+                elif _can_be_held(tensor) and not of_weights(tensor.op, self._of_weights):
                     entering[id(tensor)] = tensor
         return list(entering.values()), [each for each in self._segment if id(each) in found]
+
+
+def _cut_unused(traced: Pass, results: Sequence) -> None:
+    """Takes from the ends of functions with gradients of their own what they only pass on.
+
+    Beside gradients they pass on what the function was given, which nothing reads. They would wait
+    for copies of it, and the copies may wait for one of these gradients. So they get a gradient of
+    the same shape in its place.
+    """
+    of_gradients = {id(each) for each in traced.backward}
+    used = set(map(id, results))
+    for op in traced.backward:
+        if op.type not in _OF_FUNCTIONS:
+            continue
+        gradients = [each for each in op.inputs if id(each.op) in of_gradients]
+        for index, (given, passed) in enumerate(zip(op.inputs, op.outputs, strict=True)):
+            if id(given.op) in of_gradients or id(passed) in used or passed.consumers():
+                continue
+            for each in gradients:  # any will do
+                if each.dtype == given.dtype and each.shape.is_compatible_with(given.shape):
+                    give_input(op, index, each)
+                    break
+
+
+def _can_be_held(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor may pass a barrier.
+
+    A whole number, such as the counter of a loop, may become a position or a size. TensorFlow has
+    to know these when it hands the program to XLA, and sees no further than a barrier.
+    """
+    is_number = tensor.shape.rank == 0 and tensor.dtype.is_integer
+    return tensor.dtype not in _HANDLES and not is_number
+
+
+def _places(traced: Pass) -> dict[int, int]:
+    """Returns the place of the last operation of the forward pass that each tensor is made of.
+
+    It is -1 for a gradient that is made of none, and the places are by the tensors' ids.
+    """
+    found = {id(own): place for place, op in enumerate(traced.forward) for own in op.outputs}
+    for op in traced.backward:
+        made_of = () if op.type in _OF_SHAPES else op.inputs
+        places = [found.get(id(each), -1) for each in made_of]
+        if op.type not in _OF_FUNCTIONS:
+            places = [max(places, default=-1)] * len(op.outputs)
+        found |= zip(map(id, op.outputs), places, strict=True)
+    return found
 
 
 def _held(

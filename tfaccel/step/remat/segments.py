@@ -21,9 +21,9 @@ from tfaccel.step.remat.recompute import Pass, Segment, of_weights
 
 # Operations that XLA computes in the kernels that read their results.
 CHEAP = {
-    "Abs", "AddV2", "BiasAdd", "Cast", "Div", "Elu", "Erf", "Exp", "ExpandDims", "Gelu", "Identity",
-    "LeakyRelu", "Log", "Maximum", "Minimum", "Mul", "Neg", "Pow", "RealDiv", "Relu", "Relu6",
-    "Reshape", "Rsqrt", "SelectV2", "Selu", "Sigmoid", "Softplus", "Sqrt", "Square",
+    "Abs", "AddV2", "BiasAdd", "Cast", "Div", "Elu", "Erf", "Erfc", "Exp", "ExpandDims", "Gelu",
+    "Identity", "LeakyRelu", "Log", "Maximum", "Minimum", "Mul", "Neg", "Pow", "RealDiv", "Relu",
+    "Relu6", "Reshape", "Rsqrt", "SelectV2", "Selu", "Sigmoid", "Softplus", "Sqrt", "Square",
     "SquaredDifference", "Squeeze", "Sub", "Tanh", "Transpose", "XlaOptimizationBarrier",
 }  # fmt: skip
 # Operations of a product or convolution in the time in which a byte is read or written: an H100
