@@ -14,7 +14,7 @@ def traced(model, paths, *, xla):
       xla: whether XLA compiles the function.
     """
 
-    @tf.function(jit_compile=xla)
+    @tf.function(jit_compile=xla, autograph=False)
     def run(x):
         with paths(), tf.GradientTape() as tape:
             tape.watch(x)

@@ -18,5 +18,7 @@ def parsed(text, arguments, results):
             disabled_checks=["platform"],
         )
 
-    made = tf.function(run, jit_compile=True).experimental_get_compiler_ir(*arguments)
+    made = tf.function(run, jit_compile=True, autograph=False).experimental_get_compiler_ir(
+        *arguments
+    )
     return made(stage="hlo", platform_name="CPU")

@@ -28,8 +28,19 @@ def root(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("task", ["regression", "multilabel"])
-@pytest.mark.parametrize("loader", ["memory", "cache", "tf_data", "dali_cpu"])
+@pytest.mark.parametrize(
+    ("loader", "task"),
+    [
+        ("memory", "regression"),
+        ("cache", "multilabel"),
+        ("tf_data", "regression"),
+        ("dali_cpu", "multilabel"),
+        pytest.param("memory", "multilabel", marks=pytest.mark.slow),
+        pytest.param("cache", "regression", marks=pytest.mark.slow),
+        pytest.param("tf_data", "multilabel", marks=pytest.mark.slow),
+        pytest.param("dali_cpu", "regression", marks=pytest.mark.slow),
+    ],
+)
 def test_every_loader_gives_each_image_its_own_labels(setup, root, loader, task):
     columns = ["even", "value"] if task == "regression" else ["even"]
     source = sources.image_list(root / "list.csv", label_columns=columns)

@@ -99,7 +99,7 @@ def test_each_class_or_number_has_a_column_by_its_name(export, task, files, tmp_
             assert error is None
 
 
-@pytest.mark.parametrize("number", [2, 8])
+@pytest.mark.parametrize("number", [pytest.param(2, marks=pytest.mark.slow), 8])
 def test_a_stopped_call_continues_with_the_same_bytes(export, files, tmp_path, monkeypatch, number):
     whole, output = tmp_path / "whole.csv", tmp_path / "answers.csv"
     predict_many(export, files, whole, top=3, **BATCH)

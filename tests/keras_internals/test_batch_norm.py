@@ -192,7 +192,7 @@ def test_a_gradient_of_gradients_depends_on_the_moments(monkeypatch, make):
     model = make()
 
     def gradients(paths):
-        @tf.function
+        @tf.function(autograph=False)
         def run(x):
             with paths(), tf.GradientTape() as outer:
                 with tf.GradientTape() as inner:
@@ -232,7 +232,7 @@ def test_moments_of_a_branch_stay_in_it():
     one_pass = batch_norm.one_pass(unexpected, concatenations)
     join = concatenated(numpy.concatenate, concatenations)
 
-    @tf.function
+    @tf.function(autograph=False)
     def run(x, takes):
         whole = join([x, x + 1], axis=-1)
         first = tf.cond(takes, lambda: one_pass(layer, whole, training=True), lambda: whole)
@@ -247,7 +247,7 @@ def test_parts_of_unknown_size_are_no_parts():
     concatenations = {}
     join = concatenated(numpy.concatenate, concatenations)
 
-    @tf.function
+    @tf.function(autograph=False)
     def run(x, y, z):
         join([x, y], axis=-1)
         return join([z, z], axis=-1), join([x, x[:, :2]], axis=-1)
@@ -265,7 +265,7 @@ def test_moments_that_no_tape_recorded_are_computed_again():
     join = concatenated(numpy.concatenate, concatenations)
 
     def gradients(looks_before):
-        @tf.function
+        @tf.function(autograph=False)
         def run(x):
             with tf.GradientTape() as outer, tf.GradientTape() as inner:
                 outer.watch(x)
@@ -364,7 +364,9 @@ def run_layer(layer, inputs, *, training, steps=3):
     """Returns the outputs, the gradients and the weights after some steps of a dynamic batch."""
     weights = layer.trainable_variables
 
-    @tf.function(input_signature=[tf.TensorSpec([None, *inputs.shape[1:]], inputs.dtype)])
+    @tf.function(
+        input_signature=[tf.TensorSpec([None, *inputs.shape[1:]], inputs.dtype)], autograph=False
+    )
     def step(x):
         with tf.GradientTape() as tape:
             tape.watch(x)
@@ -486,7 +488,7 @@ def test_a_step_has_one_operation_and_no_float32_activations(use_fused, training
     use_fused()
     layer = make_layer((4, 5, 3, 6), dtype="mixed_float16")
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(x):
         outputs = layer(x, training=training)
         return tf.gradients(outputs * outputs, [x, layer.gamma.value])
@@ -674,7 +676,7 @@ def test_two_replicas_train_as_one_device(monkeypatch, rows):
         )
         for value in (inputs, factors)
     ]
-    step = tf.function(lambda *args: strategy.run(one_step, (layer, *args)))
+    step = tf.function(lambda *args: strategy.run(one_step, (layer, *args)), autograph=False)
     outputs, grads = tf.nest.map_structure(strategy.experimental_local_results, step(*parts))
 
     assert len(sums) == 2  # once on each replica

@@ -24,7 +24,7 @@ def trained(model, x, *, paths, training=True, xla=False):
     """
     weights = model.trainable_variables
 
-    @tf.function(jit_compile=xla)
+    @tf.function(jit_compile=xla, autograph=False)
     def run(x):
         with paths(), tf.GradientTape() as tape:
             tape.watch(x)
@@ -158,7 +158,7 @@ def assert_alike(model, x):
 
 
 def operations(model, x, *, xla=True, on_gpu=False):
-    @tf.function
+    @tf.function(autograph=False)
     def run(x):
         with ours(xla, on_gpu)():
             return model(x, training=True)
@@ -334,7 +334,7 @@ def test_the_gradient_of_a_bias_is_summed_from_half_precision(groups):
     x = values((4, 6, 5, 4))
 
     def num_barriers(xla):
-        @tf.function
+        @tf.function(autograph=False)
         def run(x):
             with ours(xla)():
                 y = model(x, training=True)

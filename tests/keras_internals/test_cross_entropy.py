@@ -33,7 +33,9 @@ def with_gradient(function, labels, logits, weights=None):
 
 
 def compiled(function, labels, logits, weights=None):
-    run = tf.function(lambda *args: with_gradient(function, *args), jit_compile=True)
+    run = tf.function(
+        lambda *args: with_gradient(function, *args), jit_compile=True, autograph=False
+    )
     return run(labels, logits, weights)
 
 
@@ -84,7 +86,7 @@ def test_gradients_of_the_gradient(ours):
     logits = tf.constant(RANDOM.normal(size=(4, 5)))
     labels, along = tf.constant([0, 4, 2, 2]), tf.constant(RANDOM.normal(size=(4, 5)))
 
-    @functools.partial(tf.function, jit_compile=True)
+    @functools.partial(tf.function, jit_compile=True, autograph=False)
     def second(function):
         with tf.GradientTape() as outer:
             outer.watch(logits)
@@ -130,7 +132,7 @@ def test_many_rows_of_few_classes_are_kept_with_the_classes_first(monkeypatch, r
     call_module = xla.call_module
     anywhere = {"disabled_checks": ["platform"]}
     monkeypatch.setattr(xla, "call_module", lambda *a, **k: call_module(*a, **{**k, **anywhere}))
-    run = tf.function(lambda *args: with_gradient(ON_GPU, *args), jit_compile=True)
+    run = tf.function(lambda *args: with_gradient(ON_GPU, *args), jit_compile=True, autograph=False)
     given = tf.TensorSpec((rows,), tf.int64), tf.TensorSpec((rows, 21), tf.float32)
     made = run.experimental_get_compiler_ir(*given)(stage="hlo", platform_name="CPU")
     lines = [line for line in made.splitlines() if "LayoutConstraint" in line]
@@ -168,7 +170,7 @@ def test_what_does_not_fit_gets_tensorflows_error(labels, logits):
 @pytest.mark.parametrize("num_labels", [1, 3])
 def test_sizes_that_do_not_fit_when_run_are_an_error(num_labels):
     specs = [tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 2], tf.float32)]
-    run = tf.function(OURS, input_signature=specs, jit_compile=True)
+    run = tf.function(OURS, input_signature=specs, jit_compile=True, autograph=False)
     assert run(np.zeros(4, int), np.zeros((4, 2), "float32")).shape == (4,)
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
         run(np.zeros(num_labels, int), np.zeros((4, 2), "float32"))
@@ -196,7 +198,7 @@ def of_probabilities(y, logits, weights):
 
 
 def in_step(loss, y, x, weights, *, is_quick):
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=True, autograph=False)
     def step(y, x, weights):
         with layer_paths(xla=is_quick, all_reduce=None), tf.GradientTape() as tape:
             tape.watch(x)
@@ -244,7 +246,9 @@ def test_a_mean_over_rows_sums_no_row_and_class_at_once():
         def step(y, x):
             return with_gradient(lambda **each: tf.reduce_mean(function(**each)), y, x)
 
-        made = tf.function(step, jit_compile=True).experimental_get_compiler_ir(y, x)
+        made = tf.function(step, jit_compile=True, autograph=False).experimental_get_compiler_ir(
+            y, x
+        )
         return made(stage="optimized_hlo")
 
     assert "dimensions={0,1}, to_apply" in program(PLAIN)  # else this test shows nothing
@@ -259,7 +263,7 @@ def test_a_gpu_is_as_exact_and_no_slower(monkeypatch, rows, classes):
     labels = tf.random.stateless_uniform((rows,), (3, 4), 0, classes, tf.int64)
 
     def made(function):
-        @tf.function(jit_compile=True)
+        @tf.function(jit_compile=True, autograph=False)
         def step(labels, logits):
             with tf.GradientTape() as tape:
                 tape.watch(logits)
@@ -274,7 +278,7 @@ def test_a_gpu_is_as_exact_and_no_slower(monkeypatch, rows, classes):
     kernel = tf.cast(tf.random.stateless_normal((64, classes), (7, 8)), tf.bfloat16)
 
     def seconds(function):
-        @tf.function(jit_compile=True)
+        @tf.function(jit_compile=True, autograph=False)
         def step(x, kernel):
             with tf.GradientTape() as tape:
                 tape.watch([x, kernel])

@@ -24,7 +24,7 @@ CASES = {
 
 
 def trained(layer, x, paths):
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=True, autograph=False)
     def run(x):
         with paths, tf.GradientTape() as tape:
             tape.watch(x)
@@ -57,7 +57,7 @@ def test_lora_and_unknown_rows():
     layer.build((None, None, 6))
     layer.enable_lora(2, a_initializer="normal", b_initializer="normal")
 
-    @tf.function(input_signature=[tf.TensorSpec((None, None, 6))])
+    @tf.function(input_signature=[tf.TensorSpec((None, None, 6))], autograph=False)
     def run(x):
         with layer_paths(xla=True, all_reduce=None):
             return layer(x)

@@ -54,7 +54,7 @@ def test_a_step_has_it():
     layer = keras.layers.Dense(3, activation="gelu")
     layer.build((2, 4))
 
-    @tf.function
+    @tf.function(autograph=False)
     def run(x):
         with layer_paths(xla=True, all_reduce=None):
             return layer(x)

@@ -67,7 +67,7 @@ def test_an_unknown_shape_stays_as_it_is():
 def test_no_bit_changes(dtype):
     values = tf.cast(tf.constant(EXTREMES, tf.float64), dtype)
 
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=True, autograph=False)
     def run(x, y):
         return joined_updates([x, y]) + joined_sums([x[tf.newaxis], y[tf.newaxis]])
 

@@ -30,7 +30,7 @@ def layer_of(**settings):
 def with_gradients(layer, x, gradient, *, quick):
     """Returns the output, the gradients of the input and the weights, and a second gradient."""
 
-    @tf.function
+    @tf.function(autograph=False)
     def run(x):
         with layer_paths(xla=quick, all_reduce=None), tf.GradientTape() as outer:
             outer.watch(x)
@@ -79,7 +79,7 @@ def test_any_number_of_axes(shape):
 def test_a_shape_that_is_not_known_when_traced(spec):
     layer = layer_of()
 
-    @tf.function(input_signature=[tf.TensorSpec(spec, tf.bfloat16)])
+    @tf.function(input_signature=[tf.TensorSpec(spec, tf.bfloat16)], autograph=False)
     def run(x):
         with layer_paths(xla=True, all_reduce=None):
             return keras.ops.layer_normalization(x, layer.gamma, layer.beta, axis=-1)
@@ -109,7 +109,7 @@ def test_other_forms_are_keras_own(dtype, settings):
     x, _ = values(dtype)
     own = layer(x)
 
-    @tf.function
+    @tf.function(autograph=False)
     def run(x):
         with layer_paths(xla=True, all_reduce=None):
             return layer(x)
@@ -129,7 +129,7 @@ def test_xla_parses_the_constraint(kind, dtype, monkeypatch):
     layer = getattr(keras.layers, kind)(dtype=dtype)
     layer.build((None, None, SIZE))
 
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=True, autograph=False)
     def run(x):
         with layer_paths(xla=True, all_reduce=None, on_gpu=True), tf.GradientTape() as tape:
             tape.watch(x)
@@ -144,7 +144,7 @@ def test_xla_parses_the_constraint(kind, dtype, monkeypatch):
 
 
 def test_unknown_shapes_are_returned_as_they_are():
-    @tf.function(input_signature=[tf.TensorSpec((None, SIZE))])
+    @tf.function(input_signature=[tf.TensorSpec((None, SIZE))], autograph=False)
     def run(x):
         assert in_order(x) is x
         return x

@@ -23,7 +23,7 @@ def values(seed=0, shape=(5, 4)):
 
 
 def test_rsqrt_and_its_gradients_are_tensorflows():
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=True, autograph=False)
     def run(x):
         return with_gradients(rsqrt, x), with_gradients(tf.math.rsqrt, x)
 
@@ -34,7 +34,9 @@ def test_rsqrt_and_its_gradients_are_tensorflows():
 
 def test_the_program_of_xla_is_that_of_the_plain_operation():
     def program(operation):
-        run = tf.function(lambda x: operation(x) + operation(2 * x), jit_compile=True)
+        run = tf.function(
+            lambda x: operation(x) + operation(2 * x), jit_compile=True, autograph=False
+        )
         text = run.experimental_get_compiler_ir(values())(stage="optimized_hlo")
         return [text.count(f" {each}(") for each in ("call", "rsqrt", "fusion", "multiply")]
 

@@ -15,7 +15,7 @@ DTYPES = pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def value_and_gradient(layer, inputs, *, xla):
     """The outputs, and the gradient of their weighted squares."""
 
-    @tf.function(jit_compile=xla)
+    @tf.function(jit_compile=xla, autograph=False)
     def run(x):
         with tf.GradientTape() as tape:
             tape.watch(x)
@@ -109,7 +109,7 @@ def test_two_channels_go_together(use_indexed, dtype, window, strides, padding):
 )
 def test_a_pass_of_its_own_only_where_windows_overlap(use_indexed, window, strides, is_apart):
     use_indexed()
-    run = tf.function(lambda x: tf.gradients(LAYER(window, strides=strides)(x), x))
+    run = tf.function(lambda x: tf.gradients(LAYER(window, strides=strides)(x), x), autograph=False)
     graph = run.get_concrete_function(tf.TensorSpec((2, 9, 8, 4), "float16")).graph
     types = {each.type for each in graph.get_operations()}
     assert ("XlaOptimizationBarrier" in types) == is_apart
@@ -143,7 +143,7 @@ def test_types_stay(use_indexed, channels, dtype):
 def with_ones_back(layer, x):
     """The outputs, and the gradient of their sum, compiled by XLA; in float32."""
 
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=True, autograph=False)
     def run(x):
         with tf.GradientTape() as tape:
             tape.watch(x)
@@ -242,9 +242,9 @@ def test_its_gradient_has_a_gradient(use_indexed, padding, window):
             penalty = tf.reduce_sum(gradient**2)
         return penalty, outer.gradient(penalty, x)
 
-    expected = tf.function(penalty)(x)
+    expected = tf.function(penalty, autograph=False)(x)
     own = use_indexed()
-    received = tf.function(penalty, jit_compile=True)(x)
+    received = tf.function(penalty, jit_compile=True, autograph=False)(x)
     assert own == []
     for ours, theirs in zip(received, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)
@@ -287,6 +287,6 @@ def test_all_else_goes_to_keras(monkeypatch, settings, spec):
     layer = LAYER(**settings)
     seen = []
     tf.function(
-        lambda x: seen.append(layer.call(x)), input_signature=[spec]
+        lambda x: seen.append(layer.call(x)), input_signature=[spec], autograph=False
     ).get_concrete_function()
     assert seen == [kept]

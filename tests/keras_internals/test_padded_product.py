@@ -107,7 +107,9 @@ def test_a_loss_reads_the_product_with_its_padding(dtype, label):
     labels = tf.constant([draw.integers(COLUMNS, size=3).tolist(), [0, 1, label]])
     run = classified(head)
     own, plain = (
-        tf.function(lambda *a, on_gpu=on_gpu: run(*a, on_gpu=on_gpu), jit_compile=True)
+        tf.function(
+            lambda *a, on_gpu=on_gpu: run(*a, on_gpu=on_gpu), jit_compile=True, autograph=False
+        )
         for on_gpu in (True, False)
     )
     operations = own.get_concrete_function(x, labels).graph.get_operations()

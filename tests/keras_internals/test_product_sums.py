@@ -125,7 +125,7 @@ def other_sums():
 
 @pytest.mark.parametrize("name", other_sums())
 def test_other_sums_stay(name):
-    @tf.function
+    @tf.function(autograph=False)
     def run(*, quick):
         paths = layer_paths(xla=True, all_reduce=None, on_gpu=True)
         with paths if quick else contextlib.nullcontext():
@@ -141,7 +141,7 @@ def test_gradients_of_other_shapes_and_kinds_are_summed_as_before():
     """A batch of unknown size, integers, and rows of an embedding beside a dense gradient."""
     table = tf.Variable(tf.ones((4, 8)))
 
-    @tf.function
+    @tf.function(autograph=False)
     def run(x):
         paths = layer_paths(xla=True, all_reduce=None, on_gpu=True)
         with paths, tf.GradientTape() as tape:

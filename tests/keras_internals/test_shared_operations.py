@@ -37,7 +37,7 @@ def test_equal_integers_are_one_constant():
 
 
 def test_gradients_of_equal_floating_constants_are_their_own():
-    @tf.function
+    @tf.function(autograph=False)
     def run():
         with integers_shared(), tf.GradientTape() as tape:
             a, b = tf.constant(2.0), tf.constant(2.0)
@@ -51,7 +51,7 @@ def test_gradients_of_equal_floating_constants_are_their_own():
 def test_a_variable_is_read_again_after_it_changed(xla):
     rate, weight, other = (tf.Variable(each) for each in (0.5, [1.0, 2.0], [4.0, 8.0]))
 
-    @tf.function(jit_compile=xla)
+    @tf.function(jit_compile=xla, autograph=False)
     def run():
         with scalars_shared():
             for each in (weight, other):

@@ -18,7 +18,7 @@ def test_sums_and_gradients(way, shape, axes):
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=(2, *shape)).astype("f4")
 
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=True, autograph=False)
     def run(a, b):
         with tf.GradientTape() as outer:
             outer.watch([a, b])

@@ -75,7 +75,7 @@ def test_the_gradient_has_a_gradient():
             penalty = tf.reduce_sum(inner.gradient(loss, x) ** 2)
         return outer.gradient(penalty, x)
 
-    assert np.abs(tf.function(penalty, jit_compile=True)(values())).max() > 0
+    assert np.abs(tf.function(penalty, jit_compile=True, autograph=False)(values())).max() > 0
 
 
 def dense_block(dtype, num_layers):
@@ -118,7 +118,7 @@ def test_the_gradients_of_a_dense_block_are_keras(dtype, num_layers, tolerance):
 
 
 def test_whole_numbers_are_concatenated_as_by_keras():
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=True, autograph=False)
     def run(x):
         with in_xla():
             return keras.ops.concatenate([x, x])

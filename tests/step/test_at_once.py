@@ -248,7 +248,8 @@ threading.Thread(target=interrupt, daemon=True).start()
 @pytest.mark.parametrize(
     ("then", "code"),
     [
-        ("aside.leave_at_once(75)", 75),
+        # What the command calls at its end.
+        pytest.param("aside.leave_at_once(75)", 75, marks=pytest.mark.slow),
         ("import tfaccel.cli.main as m; m.main = lambda a: 3; m.cli()", 3),
         (CTRL_C, 130),
     ],

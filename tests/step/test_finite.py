@@ -291,7 +291,7 @@ def test_p8_the_first_gradient_of_all_spans_is_found(bad, wanted, xla):
     # Gradient 2 has no values.
     bad = np.isnan(values)
     spans = Span(bad[0], [1, 2, 3], [2, 0, 2]), Span(bad[1], [0, 4], [3, 1])
-    find = tf.function(lambda: finite.index_in_spans(spans, 5), jit_compile=xla)
+    find = tf.function(lambda: finite.index_in_spans(spans, 5), jit_compile=xla, autograph=False)
     assert find().numpy() == wanted
 
 

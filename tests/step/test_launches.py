@@ -141,7 +141,15 @@ def one_by_one(kind):
     return trained(1, DATA[kind][0](), make=without_draws, xla=False)
 
 
-@pytest.mark.parametrize("kind", DATA)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(each, marks=pytest.mark.slow)
+        if each in ("arrays", "a data set that draws")  # other cases have such data, too
+        else each
+        for each in DATA
+    ],
+)
 def test_an_execution_of_gathered_batches_trains_as_its_steps_do(kind, launches):
     fit, in_epoch = DATA[kind]
     ours = trained(4, fit(), make=without_draws)
@@ -351,7 +359,7 @@ def test_large_batches_are_fewer_in_a_launch(launches, monkeypatch, caplog):
     assert_alike(ours, one_by_one("a smaller last batch"))
 
 
-@pytest.mark.parametrize("steps_per_epoch", [8, 6])
+@pytest.mark.parametrize("steps_per_epoch", [pytest.param(8, marks=pytest.mark.slow), 6])
 def test_an_endless_generator_is_where_keras_leaves_it(steps_per_epoch):
     def firsts(steps):
         seen, model = [], model_of(steps, make=without_draws, xla=steps > 1)
@@ -455,7 +463,7 @@ def failing(number):
         yield batch
 
 
-@pytest.mark.parametrize("number", [6, 8])
+@pytest.mark.parametrize("number", [pytest.param(6, marks=pytest.mark.slow), 8])
 def test_an_error_of_the_data_comes_after_the_steps_before_it(number, launches):
     weights, errors = [], []
     for steps in (4, 1):

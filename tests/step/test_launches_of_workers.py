@@ -1,6 +1,5 @@
 """Launches of several steps in two processes, as on GPUs, whose sums are part of XLA's program."""
 
-import functools
 import json
 import pathlib
 
@@ -65,34 +64,32 @@ def images():
 run = tfaccel.setup(
     gpu_ids=None if on_gpu else (), xla=True, tf32=False, memory="growth", begin_without_xla=False)
 of_images = {data!r} == "images"
-with run.scope():
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential([
-        keras.Input((4, 4, 3) if of_images else (5,)), keras.layers.Flatten(),
-        keras.layers.Dense(4), keras.layers.Dense(2, dtype="float32")])
-optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+optimizer = lambda: keras.optimizers.SGD(0.05, momentum=0.9)
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True) if of_images else "mse"
-run.compile(model, optimizer, loss, steps_per_execution={steps})
-losses = model.fit({data}(), validation_data={data}(), epochs=2, verbose=0).history
-weights = [each.numpy().tolist() for each in model.trainable_variables]
-print(json.dumps([launches, losses, weights]))
+
+def trained(steps):
+    launches.clear()
+    with run.scope():
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([
+            keras.Input((4, 4, 3) if of_images else (5,)), keras.layers.Flatten(),
+            keras.layers.Dense(4), keras.layers.Dense(2, dtype="float32")])
+    run.compile(model, optimizer(), loss, steps_per_execution=steps)
+    losses = model.fit({data}(), validation_data={data}(), epochs=2, verbose=0).history
+    return list(launches), losses, [each.numpy().tolist() for each in model.trainable_variables]
+
+print(json.dumps([trained(4), trained(1)]))
 """
 
 
-@functools.cache
-def trained(steps, *, data="examples", most_of_rank_1=100, gpus=False):
-    """Both workers' launches, history and weights."""
-    settings = {"steps": steps, "data": data, "most_of_rank_1": most_of_rank_1, "gpus": gpus}
-    program = WORKER.format(tests=str(pathlib.Path(__file__).parents[1]), **settings)
-    return [json.loads(each) for each in in_workers(program, 2)]
-
-
-def check(launches, *, rtol, most_of_rank_1=100, **settings):
+def check(launches, *, rtol, data="examples", most_of_rank_1=100, gpus=False):
     """Raises AssertionError unless both train in these launches as one by one."""
-    first, second = trained(4, most_of_rank_1=most_of_rank_1, **settings)
+    settings = {"data": data, "most_of_rank_1": most_of_rank_1, "gpus": gpus}
+    program = WORKER.format(tests=str(pathlib.Path(__file__).parents[1]), **settings)
+    (first, wanted), (second, others) = map(json.loads, in_workers(program, 2))
     assert first == second
+    assert wanted == others
     assert first[0] == 2 * launches
-    wanted, _ = trained(1, **settings)
     assert wanted[0] == 24 * [1]
     for name, values in first[1].items():
         np.testing.assert_allclose(values, wanted[1][name], rtol=rtol)

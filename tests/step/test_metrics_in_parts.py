@@ -132,8 +132,7 @@ def slow(*case):
 @pytest.mark.parametrize(
     ("kind", "num_replicas", "parts", "xla"),
     [
-        (OwnStep, 1, 2, True),
-        (OwnStep, 2, 2, False),
+        (OwnStep, 2, 2, True),
         (AfterTheUpdate, 2, 2, False),
         *(
             slow(kind, *each)
@@ -150,8 +149,7 @@ def slow(*case):
             ]
             if (kind, *each)
             not in [
-                (OwnStep, 1, 2, True),
-                (OwnStep, 2, 2, False),
+                (OwnStep, 2, 2, True),
                 (AfterTheUpdate, 2, 2, False),
             ]
         ),

@@ -291,7 +291,7 @@ def test_draws_are_a_function_of_seed_update_and_replica(settings):
 def test_a_gpu_draws_what_a_cpu_draws():
     def draw(device, xla):
         uniform = functools.partial(draws.uniform, (64, 3), replica=types.SimpleNamespace(index=1))
-        function = tf.function(lambda count: uniform(count=count), jit_compile=xla)
+        function = tf.function(lambda count: uniform(count=count), jit_compile=xla, autograph=False)
         with tf.device(device):
             return function(tf.constant(7, tf.int64)).numpy()
 

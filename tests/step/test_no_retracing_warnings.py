@@ -34,7 +34,7 @@ def test_predictions_of_many_models(caplog):
     assert "retracing" not in caplog.text
 
 
-@pytest.mark.parametrize("xla", [False, True])
+@pytest.mark.parametrize("xla", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_model_that_is_compiled_again_for_each_stage(caplog, xla):
     model = _model()
     for rows in (2, 3, 4, 2, 3, 4):  # each stage traces its own step, as that of a thaw does

@@ -102,9 +102,8 @@ def expected():
 @pytest.mark.parametrize(
     ("num_replicas", "xla"),
     [
-        (1, False),
         (2, False),
-        *(pytest.param(*each, marks=SLOW) for each in [(1, True), (3, False)]),
+        *(pytest.param(*each, marks=SLOW) for each in [(1, False), (1, True), (3, False)]),
     ],
 )
 def test_weights_are_those_before_the_step_if_its_own_code_spoilt_them(num_replicas, xla):

@@ -84,8 +84,14 @@ def losses_of_steps(make, num_epochs):
     return np.reshape(losses, (num_epochs, -1)), model
 
 
-@pytest.mark.parametrize("loss", [None, "mse"])
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize(
+    ("num_replicas", "loss"),
+    [
+        (1, None),
+        (2, "mse"),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in [(1, "mse"), (2, None)]),
+    ],
+)
 def test_a_returned_loss_is_logged(num_replicas, loss):
     wanted, trained = losses_of_steps(ReturnsLoss, 2)
     model = compiled(

@@ -263,7 +263,7 @@ def test_batches_wait_for_no_work_that_is_queued():
     batches = handoff(device)
     with tf.device(device.name):
         matrix = tf.random.normal((8192, 8192))
-        queue = tf.function(lambda: tf.reduce_sum(tf.matmul(matrix, matrix)))
+        queue = tf.function(lambda: tf.reduce_sum(tf.matmul(matrix, matrix)), autograph=False)
         queue().numpy()  # traced
         kept = [next(batches) for _ in range(2 * DEPTH)]
         began = time.monotonic()

@@ -207,7 +207,7 @@ def test_xla_gives_the_same(device, dtype):
 
     expected, _ = both(source, EVERYTHING, IMAGES)
     with tf.device(device):
-        found = tf.function(run, jit_compile=True)(dtype)
+        found = tf.function(run, jit_compile=True, autograph=False)(dtype)
     assert found.dtype == dtype
     assert f"device:{device[1:].upper()}" in found.device
     tolerance = CLOSE if dtype == "float32" else 0.3

@@ -58,7 +58,7 @@ def inputs(of, seed=0):
 def with_gradients(compute, operands):
     query, key, value, *rest = operands
 
-    @tf.function
+    @tf.function(autograph=False)
     def run(query, key, value):
         with tf.GradientTape() as tape:
             tape.watch([query, key, value])
@@ -182,7 +182,7 @@ def test_gradient_of_gradient():
     def penalty(attend, operands):
         query, key, value, bias, keys = operands
 
-        @tf.function
+        @tf.function(autograph=False)
         def run(query, key, value):
             with tf.GradientTape() as outer:
                 outer.watch([query, key, value])
@@ -233,7 +233,7 @@ def test_layers(layer, is_causal, is_masked, monkeypatch):
     generator = layer._dropout_layer.seed_generator
     before = generator.state.value.numpy()
 
-    @tf.function
+    @tf.function(autograph=False)
     def run(attend, ids):
         x = embed(ids)
         if attend is None:
@@ -290,7 +290,7 @@ def test_what_is_refused_is_plain(reason):
         keras.utils.set_random_seed(1)
         layer.build(x.shape, x.shape)
 
-        @tf.function
+        @tf.function(autograph=False)
         def run(x, own=own, layer=layer):
             call = functools.partial(layer, x, x[:, :key_rows], attention_mask=mask, training=True)
             if own is None:
@@ -310,7 +310,7 @@ def test_a_layer_may_refuse():
     layer._flash_attention = False  # as tfaccel keeps it
     attend = Attentions()
 
-    @tf.function
+    @tf.function(autograph=False)
     def run(x):
         with attention_by(attend):
             return layer(x, x, training=True)
@@ -363,7 +363,7 @@ def test_refused_kernel_is_plain():
     x = tf.ones((B, T, 16), tf.bfloat16)
     layer.build(x.shape, x.shape)
 
-    @tf.function
+    @tf.function(autograph=False)
     def traced():
         with attention_by(attend):
             return layer(x, x, training=True)

@@ -54,7 +54,7 @@ def inputs(dtype, rows=T, key_rows=S, heads_of_key=N, seed=0):
 
 
 def with_gradients(compute, operands, bias, settings):
-    @tf.function
+    @tf.function(autograph=False)
     def run(operands, bias):
         watched = operands + ([] if bias is None else [bias])
         with tf.GradientTape() as tape:
@@ -111,7 +111,7 @@ def test_gradient_of_gradient():
     operands = inputs("bfloat16")
 
     def penalty(attend):
-        @tf.function
+        @tf.function(autograph=False)
         def run(operands):
             with tf.GradientTape() as outer:
                 outer.watch(operands)
@@ -202,7 +202,7 @@ def test_xla_reads_the_modules(changes):
 def parts_of(make_mask, rows=T, key_rows=S):
     found = []
 
-    @tf.function
+    @tf.function(autograph=False)
     def run(ids):
         is_causal, rest = masks.causal_and_rest(make_mask(ids), rows=rows, key_rows=key_rows)
         found[:] = is_causal, len(rest)
@@ -285,7 +285,7 @@ def test_mask_of_a_layer(is_masked):
     embed = layers.Embedding(9, 8, mask_zero=is_masked)
     layer = layers.MultiHeadAttention(2, 4)
 
-    @tf.function
+    @tf.function(autograph=False)
     def run(ids):
         x = embed(ids)
         with attention_by(Attend()):
@@ -356,7 +356,7 @@ def test_flash_attention_of_a_layer():
         outputs.append(layer(x, x).numpy())  # not in a compiled step
         Counted.count = 0
 
-        @tf.function
+        @tf.function(autograph=False)
         def run(x, layer=layer):
             with attention_by(Counted()):
                 return layer(x, x)

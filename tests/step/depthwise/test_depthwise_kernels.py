@@ -114,7 +114,9 @@ def test_gradients(stand_in, dtype, window, is_same):
             penalty = sum(tf.reduce_sum(tf.cast(each, tf.float64) ** 2) for each in first)
         return [y, *first, *outer.gradient(penalty, [x, kernel])]
 
-    made = tf.function(lambda *a: found(lambda x, k: convolved(of, x, k), *a))(*given)
+    made = tf.function(lambda *a: found(lambda x, k: convolved(of, x, k), *a), autograph=False)(
+        *given
+    )
     wide = [tf.cast(each, tf.float64) for each in given]
     wanted = found(lambda x, k: plain(x, k, is_same), *wide)
     for each, other, factor in zip(made, wanted, (1, 1, 1, 3, 3), strict=True):
@@ -210,7 +212,9 @@ def test_an_image_without_known_size(stand_in, monkeypatch):
     used = []
     monkeypatch.setattr(choose, "convolved", lambda *args: used.append(args))
 
-    @tf.function(input_signature=[tf.TensorSpec((None, None, None, 8), tf.bfloat16)])
+    @tf.function(
+        input_signature=[tf.TensorSpec((None, None, None, 8), tf.bfloat16)], autograph=False
+    )
     def run(x):
         with layer_paths(xla=True, all_reduce=None, depthwise=Depthwises()):
             return layer(x)
@@ -231,7 +235,7 @@ def test_limits(shape, is_taken):
     """Images whose values a program cannot count go to cuDNN."""
     taken = []
 
-    @tf.function(input_signature=[tf.TensorSpec(shape, tf.bfloat16)])
+    @tf.function(input_signature=[tf.TensorSpec(shape, tf.bfloat16)], autograph=False)
     def run(x):
         taken.append(choose._is_taken(x, tf.zeros((3, 3, shape[3]), tf.bfloat16), True))
 

@@ -146,7 +146,7 @@ def test_gradients(stand_in, dtype, approximate, is_shared):
             penalty = tf.reduce_sum(tf.cast(first[0], tf.float32) ** 2)
         return [y, *first, *outer.gradient(penalty, [x, bias])]
 
-    made = tf.function(functools.partial(found, own))(x, bias, gradient)
+    made = tf.function(functools.partial(found, own), autograph=False)(x, bias, gradient)
     wide = [tf.cast(each, tf.float64) for each in (x, bias, gradient)]
     wanted = found(plain, *wide)
     limit = TOLERANCE[dtype]
@@ -160,7 +160,7 @@ def test_gradients(stand_in, dtype, approximate, is_shared):
 
 
 def ops_of(function, *arguments):
-    graph = tf.function(function).get_concrete_function(*arguments).graph
+    graph = tf.function(function, autograph=False).get_concrete_function(*arguments).graph
     return [each.type for each in graph.get_operations()]
 
 
@@ -209,7 +209,7 @@ def test_a_sum_that_others_use_keeps_its_gradient(stand_in):
     """A tape that asks for the gradient of a layer's output, before the GELU, gets it."""
     layer = half_dense()
 
-    @tf.function
+    @tf.function(autograph=False)
     def run(x):
         with layer_paths(xla=True, all_reduce=None, gelu=Gelus()), tf.GradientTape() as tape:
             total = layer(x)

@@ -109,7 +109,9 @@ def test_gradients(stand_in, dtype, shape, mean):
     draw = np.random.default_rng(0)
     x, gradient = (tf.cast(tf.constant(draw.normal(e, size=shape)), dtype) for e in (mean, 0.0))
     weights = [tf.constant(draw.normal(size=shape[-1]), tf.float32) for _ in range(2)]
-    made = tf.function(lambda *given: with_gradients(normalized, *given))(x, *weights, gradient)
+    made = tf.function(lambda *given: with_gradients(normalized, *given), autograph=False)(
+        x, *weights, gradient
+    )
     wide = [tf.cast(each, tf.float64) for each in (x, *weights, gradient)]
     wanted = with_gradients(exact, *wide)
     for each, other, factor in zip(made, wanted, (1, 2, 2, 2, 8, 8), strict=True):
@@ -150,7 +152,9 @@ def test_gradients_of_a_sum(stand_in, dtype, shape, use_total):
         return [total, y, *first, *outer.gradient(penalty, given[:4])]
 
     given = [residual, product, bias, *weights]
-    made = tf.function(lambda *e: found(own, list(e[:5]), list(e[5:])))(*given, *gradients)
+    made = tf.function(lambda *e: found(own, list(e[:5]), list(e[5:])), autograph=False)(
+        *given, *gradients
+    )
     wide = [tf.cast(each, tf.float64) for each in (*given, *gradients)]
     wanted = found(plain, wide[:5], wide[5:])
     limits = [TOLERANCE[dtype] * 3] * 7 + [5e-2] * 4  # the last ones are differences
@@ -351,7 +355,7 @@ def errors_beside_xla(monkeypatch, function):
         **kernels,
     )
     errors = []
-    for each, other in zip(found, tf.function(function)(parts, X), strict=True):
+    for each, other in zip(found, tf.function(function, autograph=False)(parts, X), strict=True):
         each, other = (tf.cast(e, tf.float64).numpy() for e in (each, other))
         errors.append(np.abs(each - other).max() / np.abs(other).max())
     return used, errors
@@ -527,7 +531,7 @@ def test_rows_of_unknown_number(stand_in, monkeypatch):
 def test_limits(shape, is_taken):
     taken = []
 
-    @tf.function(input_signature=[tf.TensorSpec(shape, tf.bfloat16)])
+    @tf.function(input_signature=[tf.TensorSpec(shape, tf.bfloat16)], autograph=False)
     def run(x):
         taken.append(choose._is_taken(x))
 

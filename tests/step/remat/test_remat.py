@@ -111,7 +111,7 @@ def check_equal(found, wanted):
     ("make", "setting", "xla", "num_replicas", "config"),
     [
         (convolutions, "blocks", True, 1, {}),
-        (convolutions, "conv_1,conv_2", False, 1, {}),
+        pytest.param(convolutions, "conv_1,conv_2", False, 1, {}, marks=SLOW),
         pytest.param(convolutions, "blocks", False, 2, {}, marks=SLOW),
         (convolutions, "blocks", False, 1, {"accumulation_steps": 2}),
         pytest.param(convolutions, "blocks", True, 1, {"accumulation_steps": 2}, marks=SLOW),
@@ -135,7 +135,7 @@ def test_results_are_those_of_kept_activations(caplog, make, setting, xla, num_r
     [
         keras.RematScope("full"),
         keras.RematScope("activations"),
-        keras.RematScope("larger_than", output_size_threshold=100),
+        pytest.param(keras.RematScope("larger_than", output_size_threshold=100), marks=SLOW),
         keras.RematScope("list_of_layers", layer_names=["conv_1"]),
     ],
     ids=lambda scope: scope.mode,

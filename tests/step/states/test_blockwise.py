@@ -57,7 +57,7 @@ def test_each_code_of_the_book_comes_back(is_signed):
     scales = np.float32([1.0, 3.7e-5, 2.0**20])
     values = tf.constant((scales[:, np.newaxis] * code_book(is_signed=is_signed)).ravel())
 
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=True, autograph=False)
     def in_xla(values):
         return quantized(values, is_signed=is_signed)
 

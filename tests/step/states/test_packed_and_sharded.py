@@ -63,7 +63,7 @@ def test_bfloat16_learns_as_float32():
     assert first._value.values[0].shape == [2048]
 
 
-@FEWER
+@pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=SLOW), "8bit"])
 def test_a_checkpoint_is_that_of_whole_states(dtype):
     sharded, _ = trained(dtype, 3, step=SHARDED)
     arrays = state_lib.variables(sharded)
@@ -113,7 +113,7 @@ def test_either_may_be_taken_away_and_come_back(dtype):
     assert any(np.any(now != then) for now, then in zip(read(model), values, strict=True))
 
 
-@FEWER
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("8bit", marks=SLOW)])
 def test_stock_keras_loads_the_file(dtype, tmp_path):
     model, _ = trained(dtype, 2, step=SHARDED)
     model.save(tmp_path / "model.keras")
