@@ -114,6 +114,25 @@ def test_a_file_that_is_removed_before_it_is_held_is_fetched_again(tmp_path, mon
     assert log == ["ab"] * (1 if when == "while it is opened" else 2)
 
 
+def test_a_file_that_others_have_fetched_again_stays(tmp_path, monkeypatch):
+    cache, lock, path, held = BoundedCache(tmp_path, 15), fcntl.flock, tmp_path / "aa" / "aa", []
+    put(cache, "aa", 10)
+
+    def lock_late(file, operation):
+        is_removed = operation == fcntl.LOCK_EX | fcntl.LOCK_NB and file.name == str(path)
+        if is_removed and not held:  # another process is quicker, and reads the new file
+            (tmp_path / "new").write_bytes(b"y" * 10)
+            os.replace(tmp_path / "new", path)
+            held.append(path.open("rb"))
+            lock(held[0], fcntl.LOCK_SH)
+        lock(file, operation)
+
+    monkeypatch.setattr("fcntl.flock", lock_late)
+    with pytest.raises(NoRoomError):
+        put(cache, "bb", 10, ahead=True)
+    assert held.pop().read() == path.read_bytes() == b"y" * 10
+
+
 def test_a_file_that_is_larger_than_the_bound(tmp_path):
     with pytest.raises(UserError, match=r"s3://b/x has .* more than the .* raise data.store_cache"):
         BoundedCache(tmp_path, 5).opened("aa", 6, writer(6), what="s3://b/x")

@@ -316,6 +316,8 @@ def _removed(path: str) -> int:
     try:
         with open_regular(path, buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _is(path, file):  # others have removed it, and perhaps fetched it again
+                return 0
             os.unlink(path)
             return os.fstat(file.fileno()).st_size
     except OSError:  # it is in use, or gone already
