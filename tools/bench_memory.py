@@ -79,6 +79,10 @@ def measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     limit = TimeLimit(LIMIT_S, ends=time.monotonic() + (options.time_limit or math.inf))
     for name, settings in options.arm:
         check_arm(name, settings, program=PROGRAM, others={"guess"})
+        guess = settings.get("guess", MULTIPLE)
+        if type(guess) is not int or guess < MULTIPLE:
+            expected = f"expected a number of rows of at least {MULTIPLE}"
+            raise UsageError(f"--arm: {name} has the guess {guess!r}; {expected}")
     gpus = gpu_names()
     if not gpus:
         raise UsageError("this machine has no GPU whose memory could be measured")

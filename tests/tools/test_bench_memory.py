@@ -90,9 +90,16 @@ def test_without_a_gpu_it_is_a_mistake_in_the_call(tool, monkeypatch, capsys):
     assert "no GPU" in capsys.readouterr().err
 
 
-def test_a_setting_that_no_arm_has_is_a_mistake_in_the_call(tool, capsys):
-    assert tool.main(["--network=vit_l16", '--arm=blocks={"remat": "blocks"}']) == 2
-    assert "blocks has the setting 'remat', which is none of ours" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ('{"remat": "blocks"}', "blocks has the setting 'remat', which is none of ours"),
+        ('{"guess": "many"}', "blocks has the guess 'many'; expected a number of rows"),
+    ],
+)
+def test_wrong_settings_of_an_arm_are_a_mistake_in_the_call(tool, capsys, settings, said):
+    assert tool.main(["--network=vit_l16", f"--arm=blocks={settings}"]) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.slow
