@@ -13,6 +13,9 @@ from tensorflow.python.ops.handle_data_util import get_resource_handle_data
 # For `tf.function(experimental_attributes=...)`: the function runs only what its outputs need.
 UNORDERED = {"_disable_acd": True}
 
+# Types of operations whose results depend on the shapes of their inputs alone.
+OF_SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"})
+
 
 def kernels_of(operation: str, device: str) -> list[dict[str, frozenset[int]]]:
     """Returns the kernels of an operation on a device, e.g. "XLA_GPU_JIT".

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tfaccel.keras_internals.made_operations import line_of
 from tfaccel.keras_internals.row_operations import computed
-from tfaccel.keras_internals.traced import made_by
+from tfaccel.keras_internals.traced import OF_SHAPES, made_by
 
 log = logging.getLogger("tfaccel")
 
@@ -89,8 +89,8 @@ _ASSIGNING = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 _SCATTERING = ("ResourceScatterUpdate", "ResourceScatterNdUpdate", "ResourceStridedSliceAssign")
 _NOTED = {*_PAIRING, *_SORTING, *_REORDERING, *_KEEPING, *_ASSIGNING, *_SCATTERING}
 
-# Behind these, a value no longer depends on what rows hold, or is joined over the replicas.
-_OF_SHAPES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
+# Behind these, a value is joined over the replicas. Behind OF_SHAPES, it no longer depends on what
+# rows hold.
 _JOINED = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm", "L2Loss", *_PRODUCTS)
 _JOINED += ("Einsum", "EnsureShape")  # in a plan, each gradient is the output of an EnsureShape
 
@@ -258,7 +258,7 @@ def _kept(first: Seen, second: Seen, kept: dict, own: Callable) -> Iterator[Comp
         if ROWS in _own(each.shape, more.shape, own):
             return not _depends(each.value, lambda op: id(op) in gathers)
         is_wanted = lambda op: id(op) in kept  # noqa: E731
-        is_joined = lambda op: op.type in (*_OF_SHAPES, *_JOINED) or id(op) in gathers  # noqa: E731
+        is_joined = lambda op: op.type in (*OF_SHAPES, *_JOINED) or id(op) in gathers  # noqa: E731
         return _depends(each.value, is_wanted, stops=is_joined)
 
     for each, more in zip(_assigned(first), _assigned(second), strict=False):
@@ -369,7 +369,7 @@ def _depends(
     tensor: tf.Tensor,
     is_wanted: Callable[[tf.Operation], bool],
     *,
-    stops: Callable[[tf.Operation], bool] = lambda op: op.type in _OF_SHAPES,
+    stops: Callable[[tf.Operation], bool] = lambda op: op.type in OF_SHAPES,
 ) -> bool:
     """Returns whether a tensor is computed from an operation, in its own graph."""
 

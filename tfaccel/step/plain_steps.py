@@ -34,7 +34,7 @@ from tfaccel.keras_internals.model_view import (
 from tfaccel.keras_internals.reductions import has_own_update, losses_reduced_by
 from tfaccel.keras_internals.replica import Replica
 from tfaccel.keras_internals.row_operations import is_noticing
-from tfaccel.keras_internals.traced import handles_of
+from tfaccel.keras_internals.traced import OF_SHAPES, handles_of
 from tfaccel.step import metrics as metrics_lib
 from tfaccel.step.row_plan import MORE_ROWS, Plan, planned
 
@@ -70,7 +70,6 @@ _SAME_VALUE = {
 _ADDING = {"Add", "AddV2", "AddN", "Sub", "Pack"}
 _SCALING = {"Mul", "MulNoNan"}
 _DIVIDING = {"RealDiv", "DivNoNan"}
-_OF_SHAPE = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"}
 _REDUCING = {"Sum", "Mean"}
 _CALLING = {"PartitionedCall", "StatefulPartitionedCall"}
 _READING = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
@@ -650,7 +649,7 @@ class _Check:
             return Kind.COMMON  # a whole number that does not depend on the rows
         if not any(each in _JOINED for each in kinds):
             return self._unjoined(operation)
-        if op.type in _OF_SHAPE:
+        if op.type in OF_SHAPES:
             return Kind.OWN if Kind.OWN in kinds else Kind.COMMON
         kind = self._kind_of_linear(op, kinds, is_known=call is not None)
         if kind is None:

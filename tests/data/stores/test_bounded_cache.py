@@ -104,7 +104,8 @@ def test_a_file_that_is_removed_before_it_is_held_is_fetched_again(tmp_path, mon
     lock, left = fcntl.flock, [1]
 
     def lock_late(file, operation):
-        if operation & fcntl.LOCK_SH and left.pop(0) if left else False:
+        if operation & fcntl.LOCK_SH and left:
+            left.pop()
             os.unlink(tmp_path / "ab" / "ab")  # another process was quicker
         lock(file, operation)
 

@@ -275,24 +275,29 @@ def passed_on(x):
     return tf.identity(x), lambda gradient: gradient_of_passed_on(gradient, x)
 
 
+def gradients_of(layers, then, choose, *, xla):
+    """A function from inputs to the weights' gradients; `then` follows each of the layers."""
+    weights = [each.value for layer in layers for each in layer.trainable_variables]
+    recompute = Recompute(choose, xla=xla)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            for each in layers:
+                x = then(each(x))
+            loss = tf.reduce_sum(x)
+        return recompute.around(tf.GradientTape.gradient)(tape, loss, weights)
+
+    return step
+
+
 @pytest.mark.parametrize("xla", [True, False])
 def test_gradients_that_read_nothing_make_no_cycle(xla):
     dense = [keras.layers.Dense(8, activation="tanh") for _ in range(8)]
-    model = keras.Sequential([keras.Input((8,)), *dense])
+    keras.Sequential([keras.Input((8,)), *dense])  # which builds the layers
 
     def gradients(choose):
-        recompute = Recompute(choose, xla=xla)
-
-        @tf.function(autograph=False, jit_compile=xla)
-        def step(x):
-            with tf.GradientTape() as tape:
-                for each in dense:
-                    x = passed_on(each(x))
-                loss = tf.reduce_sum(x)
-            gradient = recompute.around(tf.GradientTape.gradient)
-            return gradient(tape, loss, [each.value for each in model.trainable_variables])
-
-        return step(tf.ones((4, 8)))
+        step = gradients_of(dense, passed_on, choose, xla=xla)
+        return tf.function(step, autograph=False, jit_compile=xla)(tf.ones((4, 8)))
 
     def at_each_function(traced: Pass):
         ends = [at for at, op in enumerate(traced.forward) if op.type == "IdentityN"]
@@ -325,23 +330,10 @@ def doubled(x):
 def test_modules_of_stablehlo_are_computed_again_within_a_function():
     """TensorFlow has operations with state wait for each other in the order they were made in."""
     dense = [keras.layers.Dense(8, activation="tanh") for _ in range(6)]
-    x = inputs = keras.Input((8,), batch_size=4)
-    for each in dense:
-        x = each(x)
-    model = keras.Model(inputs, x)
+    keras.Sequential([keras.Input((8,), batch_size=4), *dense])  # which builds the layers
 
     def gradients(choose):
-        recompute = Recompute(choose, xla=True)
-
-        @tf.function(autograph=False)
-        def step(x):
-            with tf.GradientTape() as tape:
-                for each in dense:
-                    x = doubled(each(x))
-                loss = tf.reduce_sum(x)
-            gradient = recompute.around(tf.GradientTape.gradient)
-            return gradient(tape, loss, [each.value for each in model.trainable_variables])
-
+        step = tf.function(gradients_of(dense, doubled, choose, xla=True), autograph=False)
         made = step.get_concrete_function(tf.TensorSpec((4, 8))).graph.get_operations()
         found = tf.function(lambda x: step(x), autograph=False, jit_compile=True)(tf.ones((4, 8)))
         return found, [each.name for each in made if each.type == "XlaCallModule"]

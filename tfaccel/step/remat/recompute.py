@@ -29,12 +29,11 @@ from tfaccel.keras_internals.graph_copies import (
     is_copyable,
     is_persistent,
 )
+from tfaccel.keras_internals.traced import OF_SHAPES
 from tfaccel.keras_internals.xla_gradients import optimization_barrier
 
 _HANDLES = (tf.resource, tf.variant, tf.string)  # a barrier does not hold them
 _OF_FUNCTIONS = {"IdentityN"}  # with which functions with gradients of their own end
-# Operations of which only the input's shape matters.
-_OF_SHAPES = {"OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,7 +271,7 @@ def _places(traced: Pass) -> dict[int, int]:
     """
     found = {id(own): place for place, op in enumerate(traced.forward) for own in op.outputs}
     for op in traced.backward:
-        made_of = () if op.type in _OF_SHAPES else op.inputs
+        made_of = () if op.type in OF_SHAPES else op.inputs
         places = [found.get(id(each), -1) for each in made_of]
         if op.type not in _OF_FUNCTIONS:
             places = [max(places, default=-1)] * len(op.outputs)
