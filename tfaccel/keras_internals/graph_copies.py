@@ -4,7 +4,7 @@ copy = copied(op, inputs)
 give_input(gradient_op, 1, copy.outputs[0])
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 from tensorflow.python.framework import tensor as tensor_lib
@@ -59,12 +59,21 @@ def copied(
             attrs=attributes,
             op_def=op.op_def,
         )
-    # TensorFlow has operations that it lists as stateful wait for those made before them. The
-    # gradients were made before this copy, and need it.
-    order = getattr(graph, "experimental_acd_manager", None)
-    if op.op_def.is_stateful and order is not None:
-        order.run_independently(copy)
+    modules_in_any_order([copy])
     return copy
+
+
+def modules_in_any_order(ops: Iterable[tf.Operation]) -> None:
+    """Lets calls of modules run when their inputs are there.
+
+    TensorFlow lists them among operations with state, and has each of these wait for those made
+    before it. A copy would wait for gradients that need it, and a gradient for one that the copies
+    wait for.
+    """
+    for op in ops:
+        order = getattr(op.graph, "experimental_acd_manager", None)
+        if op.type == OF_MODULE and order is not None:
+            order.run_independently(op)
 
 
 def give_input(op: tf.Operation, index: int, tensor: tensor_lib.Tensor) -> None:

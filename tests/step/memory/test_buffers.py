@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfaccel.keras_internals.graph_copies import give_input
 from tfaccel.keras_internals.xla_gradients import optimization_barrier
 from tfaccel.step.memory.buffers import UnknownSizeError, peak_bytes
 
@@ -149,3 +150,12 @@ def test_xla_for_the_cpu_writes_more(on_gpu):
 def test_a_size_that_is_not_known_is_said():
     with pytest.raises(UnknownSizeError, match=r"MatMul:0 has the shape \(None, 256\)"):
         peak(product, tf.TensorSpec((None, WIDTH), tf.float32))
+
+
+def test_a_loop_of_operations_ends():
+    """TensorFlow 1's loops are loops of the graph, too."""
+    with tf.Graph().as_default() as graph:
+        first = tf.identity(tf.ones((256,)))
+        second = tf.tanh(first)
+        give_input(first.op, 0, second)
+    assert peak_bytes(graph, [second], xla=True, on_gpu=True) >= 4 * 256

@@ -244,10 +244,21 @@ def test_copies_wait_for_the_loss_and_hold_the_batch():
         # TensorFlow must know what may be a position before XLA compiles.
         assert all(own.shape.rank for own in each.inputs)
         assert not {id(own) for own in copies} & {id(own.op) for own in each.inputs[:-1]}
+    # XLA would compute a gradient of weights at the end, and keep what it is made of until then.
+    passes = [source_of(each).op in barriers for each in graph.outputs]
+    assert passes.count(True) >= 2 * (len(barriers) - 1)
+    assert passes == sorted(passes)  # those of the last layers are known first
     for each in copies:
         if each not in barriers:
             batch = [own for own in each.inputs if own.op.type == "Placeholder" and own.shape.rank]
             assert not batch
+
+
+def source_of(tensor):
+    """The tensor that identities pass on."""
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor
 
 
 def comes_from(*tensors):

@@ -352,6 +352,7 @@ def _in_order(graph: tf.Graph, outputs, device: str | None) -> Iterator[tf.Opera
             needed.add(id(op))
             waiting += before[id(op)]
     done: set[int] = set()
+    opened: set[int] = set()  # in a loop of operations, one of them comes before what it reads
     for first in operations:
         stack = [first] if id(first) in needed else []
         while stack:
@@ -359,7 +360,8 @@ def _in_order(graph: tf.Graph, outputs, device: str | None) -> Iterator[tf.Opera
             missing = [
                 each for each in before[id(op)] if id(each) not in done and id(each) in before
             ]
-            if missing:
+            if missing and id(op) not in opened:
+                opened.add(id(op))
                 stack += reversed(missing)
                 continue
             stack.pop()

@@ -10,15 +10,18 @@ wait for the gradient that the segment's backward pass begins with: without XLA 
 dependency, and with XLA, which has none, by a barrier, which this gradient passes together with
 what enters the segment, the batch included. XLA begins what waits for nothing as early as it likes,
 and computes it once if the forward pass has the same. So the gradient must come from what follows
-the segment: that of a result which nothing reads is a constant. This is what
-`tf.recompute_grad` and `jax.checkpoint` do to functions (Chen et al. 2016, arXiv:1604.06174), done
-to operations. So layers need not be functions of tensors: random numbers are those of the forward
-pass, because what they are made of is an input of the segment, and what a layer assigns, such as
-batch norm's moving statistics, is assigned once.
+the segment: that of a result which nothing reads is a constant. XLA also ends what nothing waits
+for as late as it likes, and keeps what that is made of. So the gradients of weights that need
+nothing of the segment pass the barrier, too.
+
+This is what `tf.recompute_grad` and `jax.checkpoint` do to functions (Chen et al. 2016,
+arXiv:1604.06174), done to operations. So layers need not be functions of tensors: random numbers
+are those of the forward pass, because what they are made of is an input of the segment, and what a
+layer assigns, such as batch norm's moving statistics, is assigned once.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import tensorflow as tf
 
@@ -28,6 +31,7 @@ from tfaccel.keras_internals.graph_copies import (
     give_input,
     is_copyable,
     is_persistent,
+    modules_in_any_order,
 )
 from tfaccel.keras_internals.traced import OF_SHAPES
 from tfaccel.keras_internals.xla_gradients import optimization_barrier
@@ -62,6 +66,7 @@ class Recompute:
         self._choose, self._xla = choose, xla
         self._depth = 0
         self._past: set[int] = set()  # the ids of operations of gradients and of copies
+        self._waiting: dict[int, list[tf.Operation]] = {}  # copies, by the id of what they wait for
 
     def around(self, gradient: Callable) -> Callable:
         """Returns a replacement of `tf.GradientTape.gradient`.
@@ -83,22 +88,53 @@ class Recompute:
             made = graph.get_operations()[len(before) :]
             self._past.update(map(id, made))
             forward = [each for each in before if id(each) not in self._past]
-            self._recompute(Pass(forward, made), tf.nest.flatten(found))
-            return found
+            results = self._recompute(Pass(forward, made), tf.nest.flatten(found))
+            return tf.nest.pack_sequence_as(found, results)
 
         return compute
 
-    def _recompute(self, traced: Pass, results: Sequence) -> None:
+    def _recompute(self, traced: Pass, results: list) -> list:
+        """Replaces what gradients read; returns the results, each after a barrier with XLA."""
         waits_for: dict[int, tf.Tensor] = {}  # what a copy waits for, by the id of the copy
         places = _places(traced)
         chosen = self._choose(traced)
         _cut_unused(traced, results)
-        for segment in reversed(chosen):
-            own = Segment(segment, traced.backward)
-            if (start := own.start(waits_for, places)) is not None:
-                made = own.replace(start, xla=self._xla)
+        modules_in_any_order(traced.backward)
+        segments = [Segment(each, traced.backward) for each in chosen]
+        passed: dict[int, tf.Tensor] = {}  # results after their barrier, by their ids before it
+        while segments:
+            own = segments[-1]
+            needing = self._needing(own.inner.values())
+            if (start := own.start(needing, waits_for, places)) is not None:
+                ready = []
+                if self._xla:
+                    later = [each for segment in segments for each in segment.inner.values()]
+                    needing = self._needing([start, *later])
+                    unpassed = [each for each in results if id(each) not in passed]
+                    ready = [each for each in _arrays(unpassed) if id(each) not in needing]
+                    ready = [each for each in ready if id(each.op) in self._past]
+                made, held = own.replace(start, ready, xla=self._xla)
+                passed |= zip(map(id, ready), held, strict=True)
                 waits_for |= {id(each): start for each in made}
+                self._waiting.setdefault(id(start.op), []).extend(made)
                 self._past.update(map(id, made))
+            segments.pop()
+        return [passed.get(id(each), each) for each in results]
+
+    def _needing(self, tensors: Iterable[tf.Tensor]) -> set[int]:
+        """Returns the ids of `tensors`, and of what gradients and copies make of them."""
+        waiting, seen = list(tensors), set()
+        found = set(map(id, waiting))
+        while waiting:
+            readers = waiting.pop().consumers()
+            while readers:
+                op = readers.pop()
+                if id(op) in self._past and id(op) not in seen:
+                    seen.add(id(op))
+                    found.update(map(id, op.outputs))
+                    waiting += op.outputs
+                    readers += self._waiting.get(id(op), ())
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +153,7 @@ class Segment:
     """Operations of the forward pass, and what gradients read of what they compute.
 
     Attributes:
-      inner: the ids of the tensors that only these operations and gradients read. They can be
+      inner: the tensors that only these operations and gradients read, by their ids. They can be
         computed again.
       read: those of them that gradients read.
     """
@@ -129,7 +165,7 @@ class Segment:
         self._of_weights: dict[int, bool] = {}
         may_read = self._of_gradients | {id(each) for each in segment}
         self.inner = {
-            id(tensor)
+            id(tensor): tensor
             for op in segment
             if is_copyable(op) and not of_weights(op, self._of_weights)
             for tensor in op.outputs
@@ -143,17 +179,19 @@ class Segment:
         ]
         self.read = {id(each.tensor): each.tensor for each in self._reads}
 
-    def start(self, waits_for: dict[int, tf.Tensor], places: dict[int, int]) -> tf.Tensor | None:
+    def start(
+        self, needing: set[int], waits_for: dict[int, tf.Tensor], places: dict[int, int]
+    ) -> tf.Tensor | None:
         """Returns the gradient with which the backward pass of the segment begins; None without it.
 
         It needs nothing of the segment, so what enters the segment can wait for it. Of several, it
         is the first that needs what follows the segment in the forward pass.
 
         Args:
+          needing: the ids of the tensors that need something of the segment.
           waits_for: what copies of other segments wait for, by the id of the copy.
           places: of the last operation of the forward pass that a tensor is made of, by its id.
         """
-        needing = self._needing(waits_for)
         end = max(places[id(each)] for op in self._segment for each in op.outputs)
         found, found_place = None, -2
         for op in self._backward:
@@ -171,27 +209,28 @@ class Segment:
                 break
         return found
 
-    def _needing(self, waits_for: dict[int, tf.Tensor]) -> set[int]:
-        """Returns the ids of the gradients that need something of the segment."""
-        needing, number = set(self.inner), -1
-        while len(needing) != number:  # what a copy waits for may come after what reads the copy
-            number = len(needing)
-            for op in self._backward:
-                sources = (waits_for.get(id(each.op), each) for each in op.inputs)
-                if any(id(each) in needing for each in sources):
-                    needing.update(map(id, op.outputs))
-        return needing
+    def replace(
+        self, start: tf.Tensor, ready: Sequence[tf.Tensor], *, xla: bool
+    ) -> tuple[list[tf.Operation], list[tf.Tensor]]:
+        """Makes the gradients read copies.
 
-    def replace(self, start: tf.Tensor, *, xla: bool) -> list[tf.Operation]:
-        """Makes the gradients read copies; returns the operations that were made."""
+        Args:
+          start: what the copies wait for.
+          ready: with XLA, what they wait for, too.
+          xla: whether XLA compiles the step.
+
+        Returns:
+          The operations that were made, and those that are `ready` after the wait.
+        """
         entering, order = self._to_copy()
-        known, made, after = {}, [], [] if xla else [start.op]
+        known, made, after, passed = {}, [], [] if xla else [start.op], list(ready)
         if xla:
             readers = self._readers(start)
-            held, gradient, made = _held(entering, start)
+            (*held, gradient), made = _held([*entering, *ready, start])
             for each in readers:  # XLA takes from a barrier what nothing needs
                 give_input(each.reader, each.index, gradient)
-            known = dict(zip(map(id, entering), held, strict=True))
+            passed = held[len(entering) :]
+            known = dict(zip(map(id, entering), held[: len(entering)], strict=True))
         for op in order:
             copy = copied(op, [known.get(id(each), each) for each in op.inputs], after=after)
             made.append(copy)
@@ -199,7 +238,7 @@ class Segment:
             known |= {id(each): own for each, own in pairs if id(each) in self.inner}
         for each in self._reads:
             give_input(each.reader, each.index, known[id(each.tensor)])
-        return made
+        return made, passed
 
     def _readers(self, tensor: tf.Tensor) -> list[_Read]:
         """Returns where gradients read a tensor."""
@@ -254,6 +293,12 @@ def _cut_unused(traced: Pass, results: Sequence) -> None:
                     break
 
 
+def _arrays(results: Sequence) -> list[tf.Tensor]:
+    """Returns the results that may pass a barrier, each once."""
+    tensors = {id(each): each for each in results if isinstance(each, tf.Tensor)}
+    return [each for each in tensors.values() if _can_be_held(each)]
+
+
 def _can_be_held(tensor: tf.Tensor) -> bool:
     """Returns whether a tensor may pass a barrier.
 
@@ -279,15 +324,13 @@ def _places(traced: Pass) -> dict[int, int]:
     return found
 
 
-def _held(
-    tensors: list[tf.Tensor], gradient: tf.Tensor
-) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Operation]]:
-    """Returns the tensors and the gradient as known together, and the operations made for that."""
-    graph = gradient.graph
+def _held(tensors: list[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Operation]]:
+    """Returns the tensors as known together, and the operations made for that."""
+    graph = tensors[0].graph
     before = len(graph.get_operations())
     with graph.as_default(), graph.control_dependencies(None), tf.name_scope("recomputed/"):
-        *held, gradient = optimization_barrier(*tensors, gradient)
-    return held, gradient, graph.get_operations()[before:]
+        held = optimization_barrier(*tensors)
+    return list(held), graph.get_operations()[before:]
 
 
 def of_weights(op: tf.Operation, known: dict[int, bool]) -> bool:
