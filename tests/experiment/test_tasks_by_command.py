@@ -109,3 +109,26 @@ def test_a_task_trains_and_its_export_answers_alike_without_a_gpu(task, gpus, tm
     here, plain = (answers_in(tmp_path / f"{name}{kind}") for name in ("here", "CPU"))
     assert len(plain) > 10
     assert share_alike(here, plain) > 0.97
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_two_workers_train_as_one(task, tmp_path):
+    """Without dropout: each worker draws its own, as Keras's do."""
+    config, _, flags, *_ = TASKS[task]
+    of_vit = {"width": 48, "depth": 2, "heads": 3, "patch_size": 4}
+    found = []
+    for number in (1, 2):
+        given = [f"--config={ROOT}/configs/{config}.py:smoke", f"--workdir=run{number}", *flags]
+        given += ["--config.runtime.gpu_ids=()", "--config.step.sync_batchnorm=True"]
+        if config.startswith("digit"):
+            given.append("--config.model.name=vit_tiny")
+            given += [f"--config.vit.{name}={value}" for name, value in of_vit.items()]
+        launch = [] if number == 1 else ["launch", f"--nproc-per-node={number}"]
+        out, _ = command(*launch, "train", *given, cache=tmp_path / "cache", home=tmp_path)
+        found.append(json.loads(out.splitlines()[-1].removeprefix("[rank 0] "))["metrics"])
+    one, two = found
+    assert two.keys() == one.keys()
+    # Batch norm of a deep network makes more of what rounding changes.
+    tolerance = {"rel": 0.02, "abs": 0.03} if task == "masks" else {"rel": 1e-3, "abs": 1e-3}
+    assert two == pytest.approx(one, **tolerance)
