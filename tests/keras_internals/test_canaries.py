@@ -1660,6 +1660,26 @@ def _(monkeypatch):
     return found == [(True, False), (True, True)]
 
 
+@canary("backend.random", "has the dropout of layers, which calls TensorFlow's with a seed")
+def _(monkeypatch):
+    found = []
+
+    def noted(x, rate, noise_shape, seed):
+        found.append((rate, list(np.asarray(noise_shape)), seed.dtype, seed.shape))
+        return x
+
+    monkeypatch.setattr(tf.nn.experimental, "stateless_dropout", noted)
+    x = tf.ones((2, 3, 4))
+    layers.Dropout(0.5)(x, training=True)
+    layers.SpatialDropout1D(0.25)(x, training=True)
+    own = backend.random.dropout
+    larger = lambda x, *rest, **more: own(x + 1, *rest, **more)  # noqa: E731
+    monkeypatch.setattr(backend.random, "dropout", larger)
+    changed = layers.Dropout(0.5)(x, training=True)
+    wanted = [(0.5, [2, 3, 4]), (0.25, [2, 1, 4]), (0.5, [2, 3, 4])]
+    return found == [(*each, tf.int32, (2,)) for each in wanted] and changed[0, 0, 0] == 2
+
+
 @canary("_flash_attention", "is what a layer asks for, and False becomes None")
 def _():
     asked = (True, None, False)

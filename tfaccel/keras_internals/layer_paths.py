@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import keras
 import tensorflow as tf
+from keras.src import backend
 from keras.src.backend.common.variables import AutocastScope
 from keras.src.ops import nn as operations
 from tensorflow.python.ops import gen_math_ops
@@ -13,6 +14,7 @@ from tensorflow.python.ops import gen_math_ops
 from tfaccel.keras_internals import (
     batch_norm,
     convolution,
+    dropout,
     einsum_dense,
     layer_norm,
     max_pooling,
@@ -86,6 +88,7 @@ def layer_paths(
             replace(operations, "_layer_normalization", one_pass)
             if on_gpu:
                 replace(AutocastScope, "maybe_cast", joined_casts)
+                replace(backend.random, "dropout", dropout.hashed)
                 replace(numpy, "matmul", padded_product.in_eights)
                 replace(numpy, "add", product_sums.as_matrices)
                 replace(tf.Tensor, "__add__", product_sums.as_matrices)

@@ -10,7 +10,9 @@ import math
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.keras_internals import hashed_bits
 from tfaccel.keras_internals.call_module import call_module
+from tfaccel.keras_internals.hashed_bits import WEYL, bits_at, mixed
 from tfaccel.step import triton_calls
 from tfaccel.step.attention import dropout_calls, masks
 from tfaccel.step.attention.dropout_calls import Attention
@@ -121,11 +123,9 @@ def keys_of(of: Attention, seed: tf.Tensor) -> tf.Tensor:
     """
     batch, rows, heads, _ = of.query
     pairs = tf.cast(tf.range(batch * heads), tf.uint32)
-    streams = tf.constant([1, 2], tf.uint32)
-    mixed = _mix(_mix(seed[0] + streams) ^ seed[1])  # one for each key of a row
-    mixed = _mix(mixed ^ pairs[:, None])
-    mixed = _mix(mixed[..., None] ^ tf.cast(tf.range(rows), tf.uint32))
-    return tf.reshape(mixed, of.keys)
+    keys = mixed(hashed_bits.keys_of(seed) ^ pairs[:, None])
+    keys = mixed(keys[..., None] ^ tf.cast(tf.range(rows), tf.uint32))
+    return tf.reshape(keys, of.keys)
 
 
 def keeps(of: Attention, keys: tf.Tensor) -> tf.Tensor:
@@ -141,24 +141,10 @@ def keeps(of: Attention, keys: tf.Tensor) -> tf.Tensor:
     columns = np.arange(of.key[1], dtype=np.uint32)
     pairs = columns // 16 * 8 + columns % 8  # two columns share 32 bits
     first, second = (each[..., None] for each in tf.unstack(keys, axis=2))
-    bits = _shifted(first + pairs * _WEYL, 16) * _FIRST
-    bits = _shifted(_shifted(bits ^ second, 15) * _SECOND, 16)
+    bits = bits_at(first + pairs * WEYL, second)
     upper = tf.bitwise.right_shift(bits, tf.constant(16, tf.uint32))
     bits = tf.where(columns & 8 == 0, upper, bits & np.uint32(2**16 - 1))
     return bits >= tf.constant(of.drop_below, tf.uint32)
-
-
-# The steps of a Weyl sequence, and the constants of lowbias32 (Chris Wellons, "Prospecting for Hash
-# Functions"), which is in the public domain.
-_WEYL, _FIRST, _SECOND = (np.uint32(each) for each in (0x9E3779B9, 0x7FEB352D, 0x846CA68B))
-
-
-def _mix(x: tf.Tensor) -> tf.Tensor:
-    return _shifted(_shifted(_shifted(x, 16) * _FIRST, 15) * _SECOND, 16)
-
-
-def _shifted(x: tf.Tensor, bits: int) -> tf.Tensor:
-    return x ^ tf.bitwise.right_shift(x, tf.constant(bits, tf.uint32))
 
 
 def plain(of: Attention, query, key, value, bias, keys) -> tf.Tensor:
